@@ -1,0 +1,1 @@
+"""Views of recorded studies; reads ``tuner.records`` only."""

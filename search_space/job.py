@@ -1,0 +1,290 @@
+"""The job description: everything a study is asked for, as typed data with units and defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+from typing import Literal
+
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+from pydantic import field_validator
+from pydantic import model_validator
+
+from search_space.knobs import BY_NAME
+from search_space.knobs import knob_value
+
+
+class Section(BaseModel):
+    """Base of all job sections: unknown keys are refused, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+
+
+class ModelSection(Section):
+    """What is trained. Give one of: torchtitan, huggingface, or a shape as numbers."""
+
+    torchtitan: str | None = None
+    """torchtitan module and config function, `module:function`; your own module included"""
+
+    path: str | None = None
+    """folder that holds your own module (put first on the import path of the training processes only)"""
+
+    huggingface: str | None = None
+    """path of a Hugging Face config.json"""
+
+    name: str | None = None
+    """name for reports when the model is given as numbers"""
+
+    layers: int | None = Field(default=None, ge=1)
+    """transformer blocks (count)"""
+
+    hidden: int | None = Field(default=None, ge=1)
+    """width of the residual stream (elements)"""
+
+    heads: int | None = Field(default=None, ge=1)
+    """query heads (count)"""
+
+    kv_heads: int | None = Field(default=None, ge=1)
+    """key/value heads (count); absent: as many as heads"""
+
+    head_dim: int | None = Field(default=None, ge=1)
+    """elements per head; absent: hidden / heads"""
+
+    ffn: int | None = Field(default=None, ge=1)
+    """width of the feed-forward layer (elements)"""
+
+    vocab: int | None = Field(default=None, ge=1)
+    """vocabulary (tokens)"""
+
+    gated_mlp: bool = True
+    """three feed-forward matrices (SwiGLU) instead of two"""
+
+    tied_embeddings: bool = False
+    """input embedding and output head share one matrix"""
+
+    qk_norm: bool = False
+    """normalised queries and keys (Qwen3)"""
+
+    experts: int = Field(default=0, ge=0)
+    """routed experts per layer (count); 0: dense"""
+
+    experts_active: int = Field(default=0, ge=0)
+    """routed experts each token uses (count)"""
+
+    expert_ffn: int = Field(default=0, ge=0)
+    """width of one expert (elements)"""
+
+    shared_experts: int = Field(default=0, ge=0)
+    """experts every token uses (count)"""
+
+    dense_layers: int = Field(default=0, ge=0)
+    """leading dense layers of a mixture-of-experts model (count)"""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        numbers = self.layers is not None
+        given = [self.torchtitan is not None, self.huggingface is not None, numbers]
+        if sum(given) != 1 and not (self.torchtitan is not None and numbers):
+            raise ValueError(
+                "give exactly one of torchtitan, huggingface, or a shape (layers, hidden, heads, ffn, vocab)"
+            )
+        if numbers:
+            missing = [key for key in ("hidden", "heads", "ffn", "vocab") if getattr(self, key) is None]
+            if missing:
+                raise ValueError(f"a shape needs {', '.join(missing)} too")
+        if self.torchtitan is not None and self.torchtitan.count(":") != 1:
+            raise ValueError(f"torchtitan needs module:function such as llama3:llama3_8b, found {self.torchtitan!r}")
+        return self
+
+
+class ClusterSection(Section):
+    """Where it runs. Absent keys are detected on this machine."""
+
+    gpu: str | None = None
+    """kind of device, a name of the hardware table, or cpu; absent: detected"""
+
+    gpus_per_node: int | None = Field(default=None, ge=1)
+    """devices on one node (count); on a machine without a GPU a device is a CPU slot"""
+
+    nodes: int = Field(default=1, ge=1)
+    """nodes (count)"""
+
+    hbm_gib: float | None = Field(default=None, gt=0)
+    """usable memory of one device (GiB); overrides the table"""
+
+    nvlink_gb_s: float | None = Field(default=None, gt=0)
+    """bandwidth inside the node, one direction, per device (GB/s)"""
+
+    nic_gb_s: float | None = Field(default=None, gt=0)
+    """network bandwidth between nodes, one direction, per device (GB/s)"""
+
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """dense peak of one device at the recipe's precision (TFLOP/s)"""
+
+
+class RecipeSection(Section):
+    """Fixed by the training recipe, never tuned."""
+
+    seq_len: int | None = Field(default=None, ge=2)
+    """tokens in one sequence; absent: as the torchtitan function says"""
+
+    global_batch_tokens: int | None = Field(default=None, ge=1)
+    """tokens in one optimizer step over all devices; give this or global_batch_seqs"""
+
+    global_batch_seqs: int | None = Field(default=None, ge=1)
+    """sequences in one optimizer step over all devices"""
+
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """compute precision of matrix products"""
+
+    seed: int = Field(default=42, ge=0)
+    """seed of initial weights and data order"""
+
+    data: Literal["config", "synthetic"] = "config"
+    """config: the data loader of the torchtitan function; synthetic: a deterministic token source, no download"""
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> RecipeSection:
+        if self.global_batch_tokens is not None and self.global_batch_seqs is not None:
+            raise ValueError("give global_batch_tokens or global_batch_seqs, not both")
+        tokens, seq_len = self.global_batch_tokens, self.seq_len
+        if tokens is not None and seq_len is not None and tokens % seq_len:
+            raise ValueError(f"global_batch_tokens {tokens} is no multiple of seq_len {seq_len}")
+        return self
+
+
+class SearchSection(Section):
+    """Which knobs may take which values; a knob that is absent may take every legal value."""
+
+    framework: Literal["torchtitan", "megatron", "deepspeed"] = "torchtitan"
+    """whose accounts the ledger follows when planning"""
+
+    allow_numeric_changes: bool = False
+    """let float8 and the like into the pool (they need loss parity)"""
+
+    sampler: Literal["ours", "ledger", "tpe", "gp", "random"] = "ours"
+    """how the next candidate is chosen"""
+
+    parallel_trials: int = Field(default=0, ge=0)
+    """trials at once (count); 0: as many as gangs fit on separate nodes"""
+
+    max_trials: int = Field(default=0, ge=0)
+    """stop after so many trials, baseline included; 0: no limit but the budget"""
+
+    knobs: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """allowed values by knob name"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_knobs(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        values = dict(data)
+        knobs = dict(values.pop("knobs", {}))
+        for key in list(values):
+            if key in cls.model_fields:
+                continue
+            if key in BY_NAME:
+                knobs[BY_NAME[key].name] = values.pop(key)
+        return {**values, "knobs": knobs}
+
+    @field_validator("knobs")
+    @classmethod
+    def _typed_values(cls, knobs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+        typed: dict[str, tuple[Any, ...]] = {}
+        for name, values in knobs.items():
+            allowed = values if isinstance(values, (list, tuple)) else [values]
+            if not allowed:
+                raise ValueError(f"knob {name}: the list of allowed values is empty")
+            typed[name] = tuple(dict.fromkeys(knob_value(BY_NAME[name], value) for value in allowed))
+        return typed
+
+
+class MeasureSection(Section):
+    """How a trial is measured."""
+
+    steps: int = Field(default=100, ge=2)
+    """steady steps in the measured window (count)"""
+
+    warmup_steps: int = Field(default=10, ge=1)
+    """steps before the window (count)"""
+
+    memory_margin: float = Field(default=0.1, ge=0, lt=1)
+    """share of device memory that a candidate must leave free"""
+
+    trace: bool = True
+    """take a profiler trace of one step after the window"""
+
+    startup_s: float = Field(default=0, ge=0)
+    """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
+
+    timeout_s: float = Field(default=0, ge=0)
+    """upper bound of one trial (seconds of wall time); 0: from the budget and the predicted cost"""
+
+
+class BudgetSection(Section):
+    """What may be spent."""
+
+    gpu_hours: float | None = Field(default=None, gt=0)
+    """device-hours for the whole study; --budget on the command line wins"""
+
+    confirm_share: float = Field(default=0.2, ge=0, lt=1)
+    """share kept for confirming the winner against the baseline"""
+
+
+class RecordsSection(Section):
+    """Where records go."""
+
+    mlflow_uri: str | None = None
+    """MLflow tracking server; absent: a local store in the study folder"""
+
+    experiment: str = "ledgertune"
+    """MLflow experiment"""
+
+    commit_to: str | None = None
+    """repository that receives the winner's branch; absent: one inside the study folder"""
+
+
+class Job(Section):
+    """One job: the whole description of a study."""
+
+    model: ModelSection
+    """what is trained"""
+
+    cluster: ClusterSection = ClusterSection()
+    """where it runs"""
+
+    recipe: RecipeSection = RecipeSection()
+    """what the training recipe fixes"""
+
+    search: SearchSection = SearchSection()
+    """which knobs may take which values"""
+
+    measure: MeasureSection = MeasureSection()
+    """how a trial is measured"""
+
+    budget: BudgetSection = BudgetSection()
+    """what may be spent"""
+
+    baseline: dict[str, Any] = Field(default_factory=dict)
+    """the configuration run today, as knob values; absent: the torchtitan function as it is"""
+
+    records: RecordsSection = RecordsSection()
+    """where records go"""
+
+    env: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """named environment lists for the `env` knob"""
+
+    @field_validator("baseline")
+    @classmethod
+    def _typed_baseline(cls, values: dict[str, Any]) -> dict[str, Any]:
+        typed: dict[str, Any] = {}
+        for key, value in values.items():
+            if key == "dp":
+                typed["dp"] = knob_value(BY_NAME["dps"], value)
+            elif key in BY_NAME:
+                typed[BY_NAME[key].name] = knob_value(BY_NAME[key], value)
+            else:
+                raise ValueError(f"unknown knob {key!r}; known are {', '.join(sorted(BY_NAME))}")
+        return typed

@@ -1,0 +1,1 @@
+"""The tuner: wires search space, ledger, trials, records and evidence into studies and commands."""
