@@ -1,44 +1,56 @@
-"""How layers are split over pipeline stages, and stages over pipeline ranks."""
+"""How the layers of a model are dealt out to pipeline stages, and stages to pipeline ranks."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from search_space.candidate import V_SCHEDULES
+from search_space.errors import UserError
 
 
-def layers_per_stage(layers: int, stages: int) -> list[int]:
-    """Layers of each stage, length ``stages``; they sum to ``layers``.
+def split_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each of ``stages`` consecutive stages; they always add up to ``layers``.
 
-    As even as it gets; what does not divide goes to the stages in the middle, since the first also holds the
-    embedding and the last the output head.
+    Stages differ by at most one layer. The spare layers go to the middle stages first and to the last stage
+    never, because the first stage also holds the embedding and the last one the head and the loss.
 
     Raises:
-        ValueError: there are more stages than layers (a stage would be empty).
+        UserError: there are more stages than layers.
     """
     if stages > layers:
-        raise ValueError(f"{stages} stages exceed {layers} layers")
-    base, extra = divmod(layers, stages)
-    counts = [base] * stages
-    first = (stages - extra) // 2
-    for stage in range(first, first + extra):
-        counts[stage] += 1
-    return counts
+        raise UserError(f"{stages} stages exceed the {layers} layers; use at most {layers} stages")
+    base, spare = divmod(layers, stages)
+    order = [*range(1, stages - 1), 0]
+    extra = set(order[:spare])
+    return tuple(base + (stage in extra) for stage in range(stages))
 
 
-def stages_of_rank(rank: int, pipeline_parallel: int, virtual_stages: int, schedule: str) -> list[int]:
-    """The stages that pipeline rank ``rank`` holds, first to last.
+def stage_ranks(schedule: str, pipeline_parallel: int, virtual_stages: int) -> tuple[int, ...]:
+    """Pipeline rank that holds each stage.
 
-    Looped schedules deal stages out round-robin; V schedules fold them, so a rank holds stage r and its mirror.
+    Looped schedules deal stages out round-robin; V schedules fold the second half back, so that rank 0 holds the
+    first and the last stage (torch.distributed.pipelining's ``loop`` and ``v`` stage styles).
     """
     if schedule in V_SCHEDULES:
-        return [rank, 2 * pipeline_parallel - 1 - rank]
-    return [rank + pipeline_parallel * v for v in range(virtual_stages)]
+        forth = list(range(pipeline_parallel))
+        return tuple(forth + forth[::-1])
+    return tuple(stage % pipeline_parallel for stage in range(pipeline_parallel * virtual_stages))
+
+
+def layers_by_rank(layers: int, schedule: str, pipeline_parallel: int, virtual_stages: int) -> np.ndarray:
+    """Layers held by each pipeline rank, shape (pipeline_parallel,)."""
+    counts = np.zeros(pipeline_parallel, dtype=np.int64)
+    split = split_layers(layers, pipeline_parallel * virtual_stages)
+    for rank, held in zip(stage_ranks(schedule, pipeline_parallel, virtual_stages), split):
+        counts[rank] += held
+    return counts
 
 
 def stage_modules(layers: int, stages: int) -> list[list[str]]:
     """torchtitan's ``module_fqns_per_model_part``: the modules of each stage, every layer exactly once."""
     modules = []
     next_layer = 0
-    for stage, count in enumerate(layers_per_stage(layers, stages)):
+    for stage, count in enumerate(split_layers(layers, stages)):
         names = [f"layers.{i}" for i in range(next_layer, next_layer + count)]
         next_layer += count
         if stage == 0:
