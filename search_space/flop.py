@@ -32,3 +32,8 @@ def recompute_flop_per_token(shape: ModelShape, seq_len: int) -> float:
     outside = shape.embedding_params + shape.head_params
     blocks = shape.num_active_params - outside
     return 2.0 * blocks + 4 * shape.layers * shape.score_width * shape.context(seq_len)
+
+
+def logits_bytes(shape: ModelShape, tokens: float, element_bytes: float) -> float:
+    """Bytes of the logits of ``tokens`` tokens, whole vocabulary: tokens × vocab × bytes per element."""
+    return tokens * shape.vocab * element_bytes

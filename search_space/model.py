@@ -140,6 +140,17 @@ class ModelShape:
         """Mean of query and value width: 4 × width × context FLOP per token and layer make both score products."""
         return (self.query_width + self.value_width) / 2
 
+    @property
+    def moe_share(self) -> float:
+        """Share of blocks that are mixtures of experts."""
+        return (self.layers - self.dense_layers) / self.layers if self.is_moe else 0.0
+
+    @property
+    def feed_forward_width(self) -> float:
+        """Feed-forward elements that one token passes through in an average block."""
+        active = (self.experts_active + self.shared_experts) * self.expert_ffn
+        return (1 - self.moe_share) * self.ffn + self.moe_share * active
+
     def context(self, seq_len: int) -> float:
         """Mean over layers of the tokens that a query may see at most, windows included."""
         if not self.sliding_window:

@@ -29,8 +29,32 @@ class Account:
     optimizer_bytes: float = 8.0
     """Bytes per parameter of the optimizer, master copy included where it is apart."""
 
+    step_bytes: float = 0.0
+    """Bytes per local parameter that the optimizer's step holds for a moment."""
+
     reduce_bytes: float = 4.0
     """Bytes per gradient element on the wire."""
+
+    sequence_parallel: bool = True
+    """Whether norms and residuals are split over the tensor-parallel ranks by tokens."""
+
+    attention: str = "fused"
+    """``fused`` (flash or flex), ``fused_softmax`` or ``unfused`` (both keep score matrices)."""
+
+    fused_norm: bool = True
+    """Whether norms keep their input only, not fp32 internals."""
+
+    fused_activation: bool = False
+    """Whether SiLU and the product are one kernel that keeps gate and up only."""
+
+    selective_by_operator: bool = True
+    """Whether selective checkpointing is torchtitan's list of operators; else Megatron's core attention."""
+
+    copies_attention_output: bool = False
+    """Whether attention output is kept twice, as computed and in the layout of the output product."""
+
+    logit_bytes: float = 12.0
+    """Bytes per logit that live at once."""
 
     gathers_inputs: bool = True
     """Whether inputs of column-parallel products are kept gathered over the tensor-parallel ranks."""
@@ -41,11 +65,17 @@ class Account:
     source: str = ""
     """Where the figures come from."""
 
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per parameter of parameters, gradients and optimizer together, before any sharding."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
 
 TORCHTITAN = Account(
     name="torchtitan",
     version="0.3.0",
     sharded=True,
+    copies_attention_output=True,
     source="torchtitan 0.3.0 distributed/fsdp.py and torch 2.14 fully_shard: fp32 shards, bf16 compute, fp32 reduce",
 )
 MEGATRON = Account(
@@ -56,6 +86,9 @@ MEGATRON = Account(
     gradient_bytes=4.0,
     optimizer_bytes=12.0,
     gathers_inputs=False,
+    fused_activation=True,
+    selective_by_operator=False,
+    logit_bytes=10.0,
     source="Megatron-LM distributed optimizer: bf16 parameters, fp32 gradient buffer, fp32 master and Adam moments",
 )
 ACCOUNTS = {"torchtitan": TORCHTITAN, "megatron": MEGATRON, "deepspeed": MEGATRON}

@@ -12,7 +12,7 @@ from pruning.coefficients import prior
 from pruning.ledger.layout import layout_of
 from pruning.ledger.layout import ranks_of
 from pruning.ledger.layout import total
-from pruning.ledger.memory import memory_terms
+from pruning.ledger.memory import memory_of
 from pruning.ledger.pipeline import flow_of
 from pruning.ledger.step_time import step_parts
 from search_space.pool import Pool
@@ -57,7 +57,10 @@ class Prices:
     """Upper end of its 90% interval."""
 
     memory_bytes: np.ndarray
-    """Reserved memory of the worst rank."""
+    """Device memory of the worst rank: reserved by the allocator, context, libraries, communicators."""
+
+    reserved_bytes: np.ndarray
+    """The part of it that the caching allocator reserves (all of it on CPU slots)."""
 
     memory_low_bytes: np.ndarray
     """Lower end of its 90% interval."""
@@ -66,7 +69,7 @@ class Prices:
     """Upper end of its 90% interval."""
 
     memory_by_rank_bytes: np.ndarray
-    """Reserved memory by pipeline rank, shape (n, ranks); NaN where there is no such rank."""
+    """Device memory by pipeline rank, shape (n, ranks); NaN where there is no such rank."""
 
     log_sigma: np.ndarray
     """Standard deviation of the logarithm of the step time."""
@@ -117,18 +120,20 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Pr
     layout = layout_of(pool, setting)
     ranks = ranks_of(layout)
     flow = flow_of(layout, ranks)
-    terms = memory_terms(layout, ranks, flow, account, coefficients)
-    by_rank = np.where(ranks.exists, total(terms.values()), np.nan)
-    worst = np.nanmax(by_rank, axis=1) if len(pool) else np.zeros(0)
-    activations = (terms["activations"] + terms["recompute"]).max(axis=1, initial=0)
-    fixed = coefficients.value("fixed_bytes")
+    memory = memory_of(layout, ranks, flow, account, coefficients)
+    by_rank = memory.device
+    worst = np.nanmax(by_rank, axis=1, initial=0.0)
+    reserved = np.nanmax(memory.reserved, axis=1, initial=0.0)
+    terms = memory.terms
+    activations = (terms["activations"] + terms["recompute"]).max(axis=1, initial=0.0)
+    outside = np.maximum(worst, 1.0)
     memory_sigma = (
         np.sqrt(
             (coefficients.sigma("activation_factor") * activations) ** 2
-            + (coefficients.sigma("fixed_bytes") * fixed) ** 2
-            + (coefficients.sigma("reserved_factor") * worst) ** 2
+            + (coefficients.sigma("fixed_bytes") * coefficients.value("fixed_bytes")) ** 2
+            + (coefficients.sigma("reserved_factor") * reserved) ** 2
         )
-        / worst
+        / outside
     )
     time = step_parts(layout, ranks, flow, account, coefficients)
     ideal = np.full(len(pool), setting.ideal_s)
@@ -143,6 +148,7 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Pr
         step_time_low_s=step / spread,
         step_time_high_s=step * spread,
         memory_bytes=worst,
+        reserved_bytes=reserved,
         memory_low_bytes=worst / memory_spread,
         memory_high_bytes=worst * memory_spread,
         memory_by_rank_bytes=by_rank,

@@ -9,14 +9,14 @@ import numpy as np
 from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import NAMES
+from pruning.ledger.communication import block_tensor_traffic
 from pruning.ledger.communication import context_traffic
 from pruning.ledger.communication import data_traffic
 from pruning.ledger.communication import expert_traffic
 from pruning.ledger.communication import pipeline_traffic
-from pruning.ledger.communication import tensor_traffic
 from pruning.ledger.compute import block_work
 from pruning.ledger.compute import head_work
-from pruning.ledger.compute import recompute_share
+from pruning.ledger.compute import recomputed
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import total
@@ -52,39 +52,35 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
     value = coefficients.value
     m, pp = layout.micro_batches, layout.pp
-    block, head = block_work(layout, coefficients), head_work(layout, coefficients)
+    block, head = block_work(layout, account, coefficients), head_work(layout, coefficients)
     blocks = shape.layers / pp
     gemm = 3 * m * (blocks * block.gemm_s + head.gemm_s / pp)
     attention = 3.2 * m * blocks * block.attention_s
     elementwise = 2.5 * m * (blocks * block.elementwise_s + head.elementwise_s / pp)
-    again = recompute_share(layout)
-    recompute = m * blocks * again * block.gpu_s
+    again = recomputed(layout, account, block)
+    recompute = m * blocks * again.seconds
     local = local_parameters(layout)
     state = local / (layout.shard if account.sharded else np.where(layout.flag("zero_stage") >= 1, layout.dp, 1))
     optimizer = 30.0 * state / (hardware.memory_bandwidth * value("memory_efficiency"))
     micro_gpu = (gemm + attention + elementwise + recompute) / m
-    kernels = (3.0 + again) * blocks * block.kernels + 3.0 * head.kernels / pp
+    kernels = (3.0 + again.kernels) * blocks * block.kernels + 3.0 * head.kernels / pp
     micro_cpu = kernels * value("launch_s")
     launch = m * ((micro_gpu**4 + micro_cpu**4) ** 0.25 - micro_gpu)
 
-    tensor = tensor_traffic(layout, ranks, coefficients)
+    tensor = block_tensor_traffic(layout, coefficients)
     context = context_traffic(layout, coefficients)
     expert = expert_traffic(layout, coefficients)
     sends = pipeline_traffic(layout, coefficients)
     data = data_traffic(layout, account, coefficients)
     async_tp = 1 - 0.5 * layout.flag("async_tp")
-    tensor_s = value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
+    more = 1 + again.collectives / 8
+    tensor_s = more * value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
     sends_s = value("pipeline_exposed") * sends.time_s
     busy = micro_gpu * m + launch + tensor_s
     slots = np.where(account.sharded & (pp == 1), m, 1.0)
     data_s = hidden_time(total(t.time_s for t in data), busy / m * slots * 0.9, value("data_exposed"))
 
-    useful_blocks = np.maximum(1e-30, m * blocks * block.gpu_s * 3)
-    head_ratio = 3 * m * (head.gemm_s + head.elementwise_s) / useful_blocks * blocks
-    weights = ranks.layers + ranks.last * head_ratio[:, None]
-    mean = weights.sum(axis=1) / pp
-    imbalance = weights.max(axis=1, initial=0) / np.where(mean > 0, mean, 1) - 1
-    bubble = busy * np.where(pp > 1, imbalance + flow.bubble * (1 + imbalance), 0.0)
+    bubble = busy * flow.bubble
 
     nodes = np.maximum(1.0, setting.num_devices / 8)
     straggler = value("straggler_share") * (1 + np.log2(nodes)) * busy
@@ -104,7 +100,7 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     stretched = 1 + bubble / np.maximum(busy, 1e-30)
     kernel_share = micro_gpu / np.maximum((micro_gpu**4 + micro_cpu**4) ** 0.25, 1e-30)
     owned = {
-        "gemm_efficiency": (gemm + again * m * blocks * block.gemm_s) * stretched * kernel_share**3,
+        "gemm_efficiency": (gemm + m * blocks * again.gemm_s) * stretched * kernel_share**3,
         "gemm_half_size": 0.3 * gemm * stretched * kernel_share**3,
         "attention_efficiency": attention * stretched * kernel_share**3,
         "memory_efficiency": elementwise * stretched * kernel_share**3 + optimizer,
