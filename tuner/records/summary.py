@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import field
+import fcntl
 import json
 from typing import Any
 
@@ -57,6 +58,9 @@ class Summary:
     comparison: dict[str, Any] | None = None
     """Winner against baseline."""
 
+    near_misses: list[dict[str, Any]] = field(default_factory=list)
+    """Where nothing is feasible: the refused candidates nearest to it, with their reasons."""
+
     def to_json(self) -> dict[str, Any]:
         """The keys of the command-line contract."""
         return {
@@ -73,6 +77,7 @@ class Summary:
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
             **self.counts,
+            "near_misses": self.near_misses,
         }
 
 
@@ -84,7 +89,21 @@ def summarise(folder: StudyFolder) -> Summary:
         _apply(summary, event)
     for trial in summary.running.values():
         summary.spent_device_s += trial["device_s"]
+    if summary.state == "running" and not is_held(folder):
+        summary.state = "interrupted"
     return summary
+
+
+def is_held(folder: StudyFolder) -> bool:
+    """Whether a live process holds the study."""
+    if not folder.lock.exists():
+        return False
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
 
 
 def _apply(summary: Summary, event: dict[str, Any]) -> None:
@@ -114,6 +133,7 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.commit = {key: event[key] for key in ("repo", "branch", "hash")}
     elif kind == "study_end":
         summary.state, summary.ended = event["state"], event["reason"]
+        summary.near_misses = event.get("near_misses", [])
 
 
 def _charge_lost(summary: Summary) -> None:
