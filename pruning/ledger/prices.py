@@ -33,8 +33,8 @@ PARTS = (
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
 
-CHUNK = 1 << 16
-"""Candidates priced at once, so that working arrays stay small."""
+CHUNK = 1 << 14
+"""Candidates times pipeline ranks priced at once, so that working arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -92,27 +92,35 @@ def price(pool: Pool, setting: Setting, coefficients: Coefficients | None = None
         coefficients: calibrated coefficients; absent: the shipped priors for this kind of device.
     """
     used = coefficients or prior(setting)
-    n = len(pool)
-    width = int(pool["pipeline_parallel"].max(initial=1))
-    chunks = []
-    for start in range(0, max(n, 1), CHUNK):
-        chunk = _price_chunk(pool.take(np.arange(start, min(n, start + CHUNK))), setting, used)
-        missing = width - chunk.memory_by_rank_bytes.shape[1]
-        if missing:
-            padded = np.pad(chunk.memory_by_rank_bytes, ((0, 0), (0, missing)), constant_values=np.nan)
-            chunk.__dict__["memory_by_rank_bytes"] = padded
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else _join(chunks)
+    n, pp = len(pool), pool["pipeline_parallel"]
+    width = int(pp.max(initial=1))
+    out = _empty(n, width)
+    for size in np.unique(pp):
+        # Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
+        mine = np.flatnonzero(pp == size)
+        rows = max(256, CHUNK // int(size))
+        for start in range(0, len(mine), rows):
+            index = mine[start : start + rows]
+            _fill(out, index, _price_chunk(pool.take(index), setting, used))
+    return out
 
 
-def _join(chunks: list[Prices]) -> Prices:
-    joined = {
-        name: np.concatenate([getattr(chunk, name) for chunk in chunks])
-        for name in Prices.__dataclass_fields__
-        if name != "parts_s"
-    }
-    parts = {name: np.concatenate([chunk.parts_s[name] for chunk in chunks]) for name in PARTS}
-    return Prices(parts_s=parts, **joined)
+def _empty(n: int, width: int) -> Prices:
+    names = [name for name in Prices.__dataclass_fields__ if name not in ("parts_s", "memory_by_rank_bytes")]
+    by_rank = np.full((n, width), np.nan)
+    parts = {name: np.zeros(n) for name in PARTS}
+    return Prices(parts_s=parts, memory_by_rank_bytes=by_rank, **{name: np.zeros(n) for name in names})
+
+
+def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
+    for name in Prices.__dataclass_fields__:
+        if name == "parts_s":
+            for part, seconds in chunk.parts_s.items():
+                out.parts_s[part][index] = seconds
+        elif name == "memory_by_rank_bytes":
+            out.memory_by_rank_bytes[index, : chunk.memory_by_rank_bytes.shape[1]] = chunk.memory_by_rank_bytes
+        else:
+            getattr(out, name)[index] = getattr(chunk, name)
 
 
 def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Prices:
@@ -122,10 +130,9 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Pr
     flow = flow_of(layout, ranks)
     memory = memory_of(layout, ranks, flow, account, coefficients)
     by_rank = memory.device
-    worst = np.nanmax(by_rank, axis=1, initial=0.0)
-    reserved = np.nanmax(memory.reserved, axis=1, initial=0.0)
-    terms = memory.terms
-    activations = (terms["activations"] + terms["recompute"]).max(axis=1, initial=0.0)
+    worst = by_rank.max(axis=1, initial=0.0)
+    reserved = memory.reserved.max(axis=1, initial=0.0)
+    activations = memory.activations
     outside = np.maximum(worst, 1.0)
     memory_sigma = (
         np.sqrt(

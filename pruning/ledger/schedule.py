@@ -6,7 +6,6 @@ that each rank really holds. Closed forms stay as checks in the tests.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -164,48 +163,56 @@ def simulate(
     held = split_layers(layers, stages)
     cost = [float(n) for n in held]
     cost[-1] += head
-    orders = [deque(rank_order(schedule, ranks, stages_per_rank, micro_batches, rank)) for rank in range(ranks)]
+    orders = [rank_order(schedule, ranks, stages_per_rank, micro_batches, rank) for rank in range(ranks)]
     split = schedule in SPLIT_BACKWARD
     share = (1.0, backward / 2 if split else backward, backward / 2)
-    ends: dict[Action, float] = {}
+    freed = (0.0, 1 - KEPT_FOR_WEIGHTS if split else 1.0, KEPT_FOR_WEIGHTS)
+    never = -1.0
+    forward_end = [[never] * micro_batches for _ in range(stages)]
+    backward_end = [[never] * micro_batches for _ in range(stages)]
     clock, work = [0.0] * ranks, [0.0] * ranks
     now, peak = [0.0] * ranks, [0.0] * ranks
     now_chunks, peak_chunks = [0.0] * ranks, [0.0] * ranks
-    pending = deque(range(ranks))
-    stuck = 0
-    while pending:
-        rank = pending.popleft()
-        order, moved = orders[rank], False
-        while order:
-            kind, stage, micro_batch = order[0]
-            if kind == FORWARD:
-                ready = ends.get((FORWARD, stage - 1, micro_batch)) if stage else 0.0
-            elif kind == BACKWARD:
-                before = (BACKWARD, stage + 1, micro_batch) if stage + 1 < stages else (FORWARD, stage, micro_batch)
-                ready = ends.get(before)
-            else:
-                ready = 0.0
-            if ready is None:
-                break
-            seconds = cost[stage] * share[kind]
-            clock[rank] = max(clock[rank], ready) + seconds
-            ends[order.popleft()] = clock[rank]
-            work[rank] += seconds
-            moved = True
-            if kind == FORWARD:
-                now[rank] += held[stage]
-                now_chunks[rank] += 1
-                peak[rank] = max(peak[rank], now[rank])
-                peak_chunks[rank] = max(peak_chunks[rank], now_chunks[rank])
-            else:
-                freed = (1 - KEPT_FOR_WEIGHTS if kind == BACKWARD else KEPT_FOR_WEIGHTS) if split else 1.0
-                now[rank] -= freed * held[stage]
-                now_chunks[rank] -= freed
-        stuck = 0 if moved else stuck + 1
-        if order:
-            pending.append(rank)
-        if stuck > len(pending) + 1:
+    done = [0] * ranks
+    left, moved = sum(len(order) for order in orders), True
+    while left:
+        if not moved:
             raise RuntimeError(f"{schedule} with {ranks} ranks and {micro_batches} micro-batches never ends")
+        moved = False
+        for rank in range(ranks):
+            order, position, time = orders[rank], done[rank], clock[rank]
+            while position < len(order):
+                kind, stage, micro_batch = order[position]
+                if kind == FORWARD:
+                    ready = forward_end[stage - 1][micro_batch] if stage else 0.0
+                elif kind == BACKWARD:
+                    after = backward_end[stage + 1] if stage + 1 < stages else forward_end[stage]
+                    ready = after[micro_batch]
+                else:
+                    ready = 0.0
+                if ready < 0:
+                    break
+                seconds = cost[stage] * share[kind]
+                time = (time if time > ready else ready) + seconds
+                work[rank] += seconds
+                if kind == FORWARD:
+                    forward_end[stage][micro_batch] = time
+                    now[rank] += held[stage]
+                    now_chunks[rank] += 1
+                    if now[rank] > peak[rank]:
+                        peak[rank] = now[rank]
+                    if now_chunks[rank] > peak_chunks[rank]:
+                        peak_chunks[rank] = now_chunks[rank]
+                else:
+                    if kind == BACKWARD:
+                        backward_end[stage][micro_batch] = time
+                    now[rank] -= freed[kind] * held[stage]
+                    now_chunks[rank] -= freed[kind]
+                position += 1
+            if position > done[rank]:
+                moved = True
+                left -= position - done[rank]
+                done[rank], clock[rank] = position, time
     return Simulated(max(clock), tuple(work), tuple(peak), tuple(peak_chunks))
 
 

@@ -14,6 +14,7 @@ from pruning.ledger.communication import context_traffic
 from pruning.ledger.communication import data_traffic
 from pruning.ledger.communication import expert_traffic
 from pruning.ledger.communication import pipeline_traffic
+from pruning.ledger.communication import Traffic
 from pruning.ledger.compute import block_work
 from pruning.ledger.compute import head_work
 from pruning.ledger.compute import recomputed
@@ -44,6 +45,17 @@ def hidden_time(communication: np.ndarray, compute: np.ndarray, exposed: float) 
     return np.maximum(exposed * communication, communication - (1 - exposed) * compute)
 
 
+def traffic_of(layout: Layout, account: Account, coefficients: Coefficients) -> list[Traffic]:
+    """Every kind of collective of a step."""
+    return [
+        block_tensor_traffic(layout, coefficients),
+        context_traffic(layout, coefficients),
+        expert_traffic(layout, coefficients),
+        pipeline_traffic(layout, coefficients),
+        *data_traffic(layout, account, coefficients),
+    ]
+
+
 def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients) -> StepTime:
     """Ideal time is lost to seven parts; the sum of all is the step time.
 
@@ -67,11 +79,7 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     micro_cpu = kernels * value("launch_s")
     launch = m * ((micro_gpu**4 + micro_cpu**4) ** 0.25 - micro_gpu)
 
-    tensor = block_tensor_traffic(layout, coefficients)
-    context = context_traffic(layout, coefficients)
-    expert = expert_traffic(layout, coefficients)
-    sends = pipeline_traffic(layout, coefficients)
-    data = data_traffic(layout, account, coefficients)
+    tensor, context, expert, sends, *data = traffic_of(layout, account, coefficients)
     async_tp = 1 - 0.5 * layout.flag("async_tp")
     more = 1 + again.collectives / 8
     tensor_s = more * value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
