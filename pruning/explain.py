@@ -118,7 +118,7 @@ def explain(
     assessment = assess(pool, setting, coefficients)
     account = find_account(setting.framework)
     layout = layout_of(pool, setting)
-    ranks = ranks_of(layout)
+    ranks = ranks_of(layout, account.balances_head)
     flow = flow_of(layout, ranks)
     memory = memory_of(layout, ranks, flow, account, used, itemise=True)
     entry = plan_entry(assessment, 0)

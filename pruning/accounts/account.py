@@ -59,6 +59,15 @@ class Account:
     gathers_inputs: bool = True
     """Whether inputs of column-parallel products are kept gathered over the tensor-parallel ranks."""
 
+    balances_head: bool = False
+    """Whether pipeline stages are cut by cost, the head counted, instead of by blocks."""
+
+    regathers_inputs: bool = False
+    """Whether the backward pass gathers the inputs of column-parallel products again (hidden behind products)."""
+
+    kernels_per_block: float = 26.0
+    """Kernels that one eager block launches forward."""
+
     overlaps_gradients: bool = True
     """Whether gradient reduction overlaps the last backward pass."""
 
@@ -91,7 +100,36 @@ MEGATRON = Account(
     logit_bytes=10.0,
     source="Megatron-LM distributed optimizer: bf16 parameters, fp32 gradient buffer, fp32 master and Adam moments",
 )
-ACCOUNTS = {"torchtitan": TORCHTITAN, "megatron": MEGATRON, "deepspeed": MEGATRON}
+NANOTRON = Account(
+    name="nanotron",
+    version="0.5",
+    sharded=False,
+    parameter_bytes=2.0,
+    gradient_bytes=6.0,
+    optimizer_bytes=12.0,
+    step_bytes=2.0,
+    gathers_inputs=False,
+    selective_by_operator=False,
+    logit_bytes=14.0,
+    balances_head=True,
+    source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",
+)
+FSDP1 = Account(
+    name="fsdp1",
+    version="torch 2.1",
+    sharded=True,
+    source="FullyShardedDataParallel of torch 2.0-2.1 as llm-foundry uses it: fp32 shards, bf16 compute and reduce",
+    reduce_bytes=2.0,
+    selective_by_operator=False,
+    logit_bytes=10.0,
+)
+ACCOUNTS = {
+    "torchtitan": TORCHTITAN,
+    "megatron": MEGATRON,
+    "deepspeed": MEGATRON,
+    "nanotron": NANOTRON,
+    "fsdp1": FSDP1,
+}
 """Accounts by framework name."""
 
 

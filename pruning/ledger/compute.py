@@ -100,7 +100,7 @@ def block_work(layout: Layout, account: Account, coefficients: Coefficients) -> 
     traffic = element * tokens * (norms * shape.hidden / spread + (4 * (query + 2 * kv) + 5 * width) / tp)
     traffic = traffic * (1 - 0.5 * compiled)
     elementwise = traffic / (hardware.memory_bandwidth * coefficients.value("memory_efficiency"))
-    kernels = (26 + 14 * moe + 6 * (tp > 1)) * (1 - 0.5 * compiled)
+    kernels = (account.kernels_per_block + 14 * moe + 6 * (tp > 1)) * (1 - 0.5 * compiled)
     float8 = 1 - 0.35 * layout.flag("float8")
     return Work(flop, gemm * float8, attention, elementwise, kernels)
 

@@ -9,8 +9,10 @@ from functools import reduce
 import numpy as np
 
 from search_space.candidate import SCHEDULES
+from search_space.model import ModelShape
 from search_space.pool import Pool
 from search_space.setting import Setting
+from search_space.stages import split_by_cost
 from search_space.stages import split_layers
 from search_space.stages import stage_ranks
 
@@ -120,6 +122,9 @@ class Ranks:
     last: np.ndarray
     """1 where the rank holds the head and the loss."""
 
+    held: dict[int, tuple[int, ...]]
+    """Blocks of each stage by number of stages."""
+
 
 def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the first row of every distinct combination, and each row's combination.
@@ -138,29 +143,46 @@ def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return positions, inverse
 
 
-def ranks_of(layout: Layout) -> Ranks:
-    """Blocks, embedding and head by pipeline rank. Candidates with more stages than layers hold nothing."""
+def head_in_blocks(shape: ModelShape, seq_len: int) -> float:
+    """Forward FLOP of the output head over that of one average block."""
+    head = 2.0 * shape.hidden * shape.vocab
+    ends = shape.embedding_params + shape.norm_params + shape.head_params
+    block = 2.0 * (shape.num_active_params - ends) / shape.layers + 2.0 * shape.score_width * shape.context(seq_len)
+    return head / block
+
+
+def ranks_of(layout: Layout, balanced: bool = False) -> Ranks:
+    """Blocks, embedding and head by pipeline rank. Candidates with more stages than layers hold nothing.
+
+    Args:
+        layout: the candidates.
+        balanced: whether the framework cuts by cost, the head counted, instead of by blocks.
+    """
     pool, n = layout.pool, len(layout)
     width = int(pool["pipeline_parallel"].max(initial=1))
     schedule, pp, vp = pool["schedule"], pool["pipeline_parallel"], pool["virtual_stages"]
     positions, inverse = distinct(schedule, pp, vp)
     table = np.zeros((4, len(positions), width))
     total = layout.setting.shape.layers
+    head = head_in_blocks(layout.setting.shape, layout.setting.seq_len)
+    held: dict[int, tuple[int, ...]] = {}
     for row, i in enumerate(positions):
         name, p, v = SCHEDULES[int(schedule[i])], int(pp[i]), int(vp[i])
         table[0, row, :p] = 1
         if p * v > total:
             continue
         homes = stage_ranks(name, p, v)
-        for home, held in zip(homes, split_layers(total, p * v)):
-            table[1, row, home] += held
+        cut = split_by_cost(total, p * v, head) if balanced else split_layers(total, p * v)
+        held[p * v] = cut
+        for home, blocks in zip(homes, cut):
+            table[1, row, home] += blocks
         table[2, row, homes[0]] = 1
         table[3, row, homes[-1]] = 1
     if n == 0:
         table = np.zeros((4, 1, width))
         inverse = np.zeros(0, dtype=np.int64)
     exists, layers, first, last = (part[inverse] for part in table)
-    return Ranks(exists.astype(bool), layers, first, last)
+    return Ranks(exists.astype(bool), layers, first, last, held)
 
 
 def total(arrays: Iterable[np.ndarray]) -> np.ndarray:

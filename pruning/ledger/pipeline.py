@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pruning.ledger.layout import distinct
+from pruning.ledger.layout import head_in_blocks
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.schedule import simulate
 from pruning.ledger.schedule import Simulated
 from search_space.candidate import LOOPED_SCHEDULES
 from search_space.candidate import SCHEDULES
-from search_space.model import ModelShape
+from search_space.candidate import V_SCHEDULES
 
 
 STEADY_ROUNDS = 3
@@ -31,14 +32,6 @@ class Flow:
     """Most block-micro-batches whose activations a rank holds at once, shape (n, ranks)."""
 
 
-def head_in_blocks(shape: ModelShape, seq_len: int) -> float:
-    """Forward FLOP of the output head over that of one average block."""
-    head = 2.0 * shape.hidden * shape.vocab
-    ends = shape.embedding_params + shape.norm_params + shape.head_params
-    block = 2.0 * (shape.num_active_params - ends) / shape.layers + 2.0 * shape.score_width * shape.context(seq_len)
-    return head / block
-
-
 def short_step(schedule: str, pp: int, micro_batches: int) -> int:
     """Micro-batches that are enough to simulate: the rest of the step repeats the steady state."""
     looped = schedule in LOOPED_SCHEDULES
@@ -48,16 +41,16 @@ def short_step(schedule: str, pp: int, micro_batches: int) -> int:
 
 
 def simulated(
-    schedule: str, pp: int, vp: int, micro_batches: int, layers: int, head: float
+    schedule: str, pp: int, vp: int, micro_batches: int, held: tuple[int, ...], head: float
 ) -> tuple[float, Simulated] | None:
     """Idle over mean busy time, and the simulated step; None for a combination that no schedule runs."""
     rounds = max(1, micro_batches // pp)
-    if pp * vp > layers or (schedule in LOOPED_SCHEDULES and micro_batches % rounds):
+    if (schedule in V_SCHEDULES and vp != 2) or (schedule in LOOPED_SCHEDULES and micro_batches % rounds):
         return None
     if schedule == "DualPipeV" and micro_batches < 2 * pp:
         return None
     enough = short_step(schedule, pp, micro_batches)
-    step = simulate(schedule, pp, vp, enough, layers, round(head, 2))
+    step = simulate(schedule, pp, vp, enough, held, round(head, 2))
     span = step.span + (micro_batches - enough) * max(step.work) / enough
     return span / (sum(step.work) / pp * micro_batches / enough) - 1, step
 
@@ -82,7 +75,8 @@ def flow_of(layout: Layout, ranks: Ranks) -> Flow:
         if p == 1:
             inflight[row, 0] = shape.layers
             continue
-        found = simulated(SCHEDULES[int(schedule[i])], p, v, m, shape.layers, head)
+        held = ranks.held.get(p * v)
+        found = simulated(SCHEDULES[int(schedule[i])], p, v, m, held, head) if held else None
         if found is None:
             bubble[row] = (p - 1) / (m * v)
             inflight[row, :p] = np.minimum(m, p) * shape.layers / p

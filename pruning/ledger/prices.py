@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pruning.accounts.account import Account
 from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
@@ -83,15 +84,19 @@ class Prices:
         return 100.0 * self.ideal_s / self.step_time_s
 
 
-def price(pool: Pool, setting: Setting, coefficients: Coefficients | None = None) -> Prices:
+def price(
+    pool: Pool, setting: Setting, coefficients: Coefficients | None = None, account: Account | None = None
+) -> Prices:
     """Price every candidate of a pool.
 
     Args:
         pool: the candidates; refused ones get numbers too, which mean little.
         setting: what is fixed for all of them.
         coefficients: calibrated coefficients; absent: the shipped priors for this kind of device.
+        account: the framework's habits; absent: those of the setting's framework.
     """
     used = coefficients or prior(setting)
+    habits = account or find_account(setting.framework)
     n, pp = len(pool), pool["pipeline_parallel"]
     width = int(pp.max(initial=1))
     out = _empty(n, width)
@@ -101,7 +106,7 @@ def price(pool: Pool, setting: Setting, coefficients: Coefficients | None = None
         rows = max(256, CHUNK // int(size))
         for start in range(0, len(mine), rows):
             index = mine[start : start + rows]
-            _fill(out, index, _price_chunk(pool.take(index), setting, used))
+            _fill(out, index, _price_chunk(pool.take(index), setting, used, habits))
     return out
 
 
@@ -123,10 +128,9 @@ def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
             getattr(out, name)[index] = getattr(chunk, name)
 
 
-def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Prices:
-    account = find_account(setting.framework)
+def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients, account: Account) -> Prices:
     layout = layout_of(pool, setting)
-    ranks = ranks_of(layout)
+    ranks = ranks_of(layout, account.balances_head)
     flow = flow_of(layout, ranks)
     memory = memory_of(layout, ranks, flow, account, coefficients)
     by_rank = memory.device

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from search_space.candidate import V_SCHEDULES
-from search_space.stages import split_layers
 
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
@@ -141,7 +140,7 @@ def simulate(
     ranks: int,
     stages_per_rank: int,
     micro_batches: int,
-    layers: int,
+    held: tuple[int, ...],
     head: float = 0.0,
     backward: float = 2.0,
 ) -> Simulated:
@@ -152,7 +151,7 @@ def simulate(
         ranks: pipeline ranks.
         stages_per_rank: stages on each rank.
         micro_batches: micro-batches of the step.
-        layers: blocks of the model, dealt out by :func:`search_space.stages.split_layers`.
+        held: blocks of each stage, as :func:`search_space.stages.split_layers` deals them out.
         head: forward time of the head and loss, in block forwards.
         backward: backward time of a block, in block forwards.
 
@@ -160,7 +159,6 @@ def simulate(
         Times in block forwards and held activations in block-micro-batches.
     """
     stages = ranks * stages_per_rank
-    held = split_layers(layers, stages)
     cost = [float(n) for n in held]
     cost[-1] += head
     orders = [rank_order(schedule, ranks, stages_per_rank, micro_batches, rank) for rank in range(ranks)]
@@ -219,7 +217,7 @@ def simulate(
 def inflight_chunks(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> tuple[float, ...]:
     """Most stage-micro-batches that each rank holds at once, one block in every stage."""
     stages = ranks * stages_per_rank
-    return simulate(schedule, ranks, stages_per_rank, micro_batches, stages).chunks
+    return simulate(schedule, ranks, stages_per_rank, micro_batches, (1,) * stages).chunks
 
 
 def bubble_over_useful(ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:

@@ -38,6 +38,7 @@ from search_space.model import ModelShape
 from search_space.model_torchtitan import preset_shape
 from search_space.pool import Pool
 from search_space.setting import Setting
+from search_space.stages import split_layers
 
 
 ENTRIES = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
@@ -187,8 +188,8 @@ def test_every_entry_is_computed() -> None:
 
 def test_simulated_pipelines_agree_with_the_closed_forms() -> None:
     for name, pp, m, per_chunk in (("A", 4, 16, 5), ("B", 2, 8, 10)):
-        step = simulate("Interleaved1F1B", pp, 4, m, 80)
+        step = simulate("Interleaved1F1B", pp, 4, m, split_layers(80, 4 * pp))
         assert step.inflight[0] == simple.interleaved_inflight_layers(pp, 4, per_chunk), name
         assert step.span / step.work[0] - 1 == pytest.approx(bubble_over_useful(pp, m, 4))
-    plain = simulate("1F1B", 4, 1, 16, 80)
+    plain = simulate("1F1B", 4, 1, 16, split_layers(80, 4))
     assert plain.inflight == (80, 60, 40, 20)
