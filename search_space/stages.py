@@ -27,9 +27,8 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 def split_by_cost(layers: int, stages: int, head: float) -> tuple[int, ...]:
     """Layers of each stage when the head counts as ``head`` layers of the last stage (Megatron's and nanotron's
-    cost-balanced cuts). Falls back on :func:`split_layers` where the last stage would stay empty of work.
+    cost-balanced cuts). Stages without blocks are possible: embedding, norm and head are pieces too.
     """
-    split_layers(layers, stages)
     if stages == 1:
         return (layers,)
     fair = (layers + head) / stages

@@ -41,6 +41,9 @@ class Account:
     attention: str = "fused"
     """``fused`` (flash or flex), ``fused_softmax`` or ``unfused`` (both keep score matrices)."""
 
+    attention_speed: float = 1.0
+    """Speed of the fused attention kernel over that of its second generation."""
+
     fused_norm: bool = True
     """Whether norms keep their input only, not fp32 internals."""
 
@@ -53,11 +56,20 @@ class Account:
     copies_attention_output: bool = False
     """Whether attention output is kept twice, as computed and in the layout of the output product."""
 
+    parallel_logits: bool = True
+    """Whether logits stay split over the tensor-parallel ranks by vocabulary; else every rank holds all of them."""
+
     logit_bytes: float = 12.0
     """Bytes per logit that live at once."""
 
     gathers_inputs: bool = True
     """Whether inputs of column-parallel products are kept gathered over the tensor-parallel ranks."""
+
+    parallel_extra: float = 0.0
+    """Sequence-sharded copies, in hidden widths per token, that a block keeps more with tensor parallelism."""
+
+    gathered_extra: float = 0.0
+    """Gathered copies, in hidden widths per token, that a block keeps more with tensor parallelism."""
 
     balances_head: bool = False
     """Whether pipeline stages are cut by cost, the head counted, instead of by blocks."""
@@ -110,7 +122,9 @@ NANOTRON = Account(
     step_bytes=2.0,
     gathers_inputs=False,
     selective_by_operator=False,
-    logit_bytes=14.0,
+    logit_bytes=6.0,
+    parallel_extra=4.5,
+    gathered_extra=1.7,
     balances_head=True,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",
 )

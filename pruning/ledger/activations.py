@@ -91,7 +91,7 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         *sent,
     ]
     if not account.fused_norm:
-        tensors.append(Kept("norm internals", 2.0 * hidden, "tokens", 2.0))
+        tensors.append(Kept("norm internals", 2.0 * hidden, "tokens", 5.0))
     if compiled:
         tensors += [
             Kept("gathered product inputs", 2.0 * hidden, "parallel"),
@@ -108,6 +108,10 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         tensors.append(Kept("query and key before their norms", query + kv / 2, "heads"))
     if account.copies_attention_output:
         tensors.append(Kept("attention output, product layout", out, "heads"))
+    if account.parallel_extra:
+        tensors.append(Kept("copies around collectives", account.parallel_extra * hidden, "parallel_tokens"))
+    if account.gathered_extra:
+        tensors.append(Kept("gathered copies", account.gathered_extra * hidden, "parallel"))
     if moe and account.gathers_inputs:
         tensors.append(Kept("router input", moe * hidden, "tokens"))
     return tensors
@@ -189,6 +193,9 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
     element = 2.0 if setting.precision == "bf16" else 4.0
     width = shape.feed_forward_width
     transient = element * layout.tokens * (2.0 * width + 2.0 * shape.hidden) / layout.tp
+    if account.attention != "fused":
+        # fp32 scores and their gradient while the softmax runs backward
+        transient = transient + 8.0 * layout.tokens * setting.seq_len * shape.heads / layout.tp
     return BlockMemory(kept, again, transient)
 
 
@@ -201,4 +208,5 @@ def logits_bytes(layout: Layout, account: Account) -> np.ndarray:
     """
     shape = layout.setting.shape
     chunks = np.maximum(1.0, layout.flag("loss_chunks"))
-    return np.asarray(account.logit_bytes * layout.tokens * shape.vocab / layout.tp / chunks)
+    split = layout.tp if account.parallel_logits else np.ones_like(layout.tp)
+    return np.asarray(account.logit_bytes * layout.tokens * shape.vocab / split / chunks)

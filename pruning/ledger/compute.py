@@ -134,7 +134,7 @@ def attention_seconds(layout: Layout, account: Account, flop: np.ndarray, coeffi
     setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
     peak = hardware.peak(setting.precision) * coefficients.value("attention_efficiency")
     if account.attention == "fused":
-        return np.asarray(flop / peak)
+        return np.asarray(flop / (peak * account.attention_speed))
     passes = 24.0 if account.attention == "unfused" else 12.0
     scores = layout.tokens * setting.seq_len * shape.heads / layout.tp
     bandwidth = hardware.memory_bandwidth * coefficients.value("memory_efficiency")

@@ -169,7 +169,7 @@ def ranks_of(layout: Layout, balanced: bool = False) -> Ranks:
     for row, i in enumerate(positions):
         name, p, v = SCHEDULES[int(schedule[i])], int(pp[i]), int(vp[i])
         table[0, row, :p] = 1
-        if p * v > total:
+        if p * v > total and not balanced:
             continue
         homes = stage_ranks(name, p, v)
         cut = split_by_cost(total, p * v, head) if balanced else split_layers(total, p * v)

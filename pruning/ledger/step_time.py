@@ -45,6 +45,25 @@ def hidden_time(communication: np.ndarray, compute: np.ndarray, exposed: float) 
     return np.maximum(exposed * communication, communication - (1 - exposed) * compute)
 
 
+SHARPNESS = 8.0
+"""How sharply the longer of device and host time decides: an exponent, infinity would be the plain maximum."""
+
+
+def host_factor(layout: Layout, coefficients: Coefficients) -> np.ndarray:
+    """Host time of a block over that of one without parallel collectives, shape (n,).
+
+    Every tensor-parallel collective makes the hosts wait for the slowest of them. A pipeline's blocking exchanges
+    take away the lead that hides this: pipeline_host × (ranks in the domain / 2)^host_growth. Groups that span
+    nodes wait longer still, (ranks / ranks in the domain)^network_host.
+    """
+    inside = np.minimum(layout.tp, layout.setting.fast_domain)
+    both = (layout.pp > 1) & (layout.tp > 1)
+    pipelined = coefficients.value("pipeline_host") * (inside / 2) ** coefficients.value("host_growth")
+    return np.asarray(
+        np.where(both, pipelined, 1.0) * (layout.tp / inside) ** coefficients.value("network_host")
+    )
+
+
 def traffic_of(layout: Layout, account: Account, coefficients: Coefficients) -> list[Traffic]:
     """Every kind of collective of a step."""
     return [
@@ -76,8 +95,11 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     optimizer = 30.0 * state / (hardware.memory_bandwidth * value("memory_efficiency"))
     micro_gpu = (gemm + attention + elementwise + recompute) / m
     kernels = (3.0 + again.kernels) * blocks * block.kernels + 3.0 * head.kernels / pp
-    micro_cpu = kernels * value("launch_s")
-    launch = m * ((micro_gpu**4 + micro_cpu**4) ** 0.25 - micro_gpu)
+    micro_cpu = kernels * value("launch_s") * host_factor(layout, coefficients)
+    side = micro_gpu + value("tensor_exposed") * traffic_of(layout, account, coefficients)[0].time_s / m
+    longest = np.maximum(side, micro_cpu)
+    both = longest * ((side / longest) ** SHARPNESS + (micro_cpu / longest) ** SHARPNESS) ** (1 / SHARPNESS)
+    launch = m * (both - side)
 
     tensor, context, expert, sends, *data = traffic_of(layout, account, coefficients)
     async_tp = 1 - 0.5 * layout.flag("async_tp")
@@ -106,13 +128,21 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     }
     whole = setting.ideal_s + total(parts.values())
     stretched = 1 + bubble / np.maximum(busy, 1e-30)
-    kernel_share = micro_gpu / np.maximum((micro_gpu**4 + micro_cpu**4) ** 0.25, 1e-30)
+    kernel_share = side / np.maximum(both, 1e-30)
+    host_s = both * m * stretched * (micro_cpu / np.maximum(both, 1e-30)) ** SHARPNESS
     owned = {
-        "gemm_efficiency": (gemm + m * blocks * again.gemm_s) * stretched * kernel_share**3,
-        "gemm_half_size": 0.3 * gemm * stretched * kernel_share**3,
-        "attention_efficiency": attention * stretched * kernel_share**3,
-        "memory_efficiency": elementwise * stretched * kernel_share**3 + optimizer,
-        "launch_s": launch * stretched + (1 - kernel_share) * micro_cpu * m,
+        "gemm_efficiency": (gemm + m * blocks * again.gemm_s) * stretched * kernel_share ** (SHARPNESS - 1),
+        "gemm_half_size": 0.3 * gemm * stretched * kernel_share ** (SHARPNESS - 1),
+        "attention_efficiency": attention * stretched * kernel_share ** (SHARPNESS - 1),
+        "memory_efficiency": elementwise * stretched * kernel_share ** (SHARPNESS - 1) + optimizer,
+        "launch_s": host_s,
+        "pipeline_host": np.where((pp > 1) & (layout.tp > 1), host_s, 0.0),
+        "host_growth": np.where(
+            (pp > 1) & (layout.tp > 1),
+            host_s * value("host_growth") * np.log(np.minimum(layout.tp, setting.fast_domain) / 2),
+            0.0,
+        ),
+        "network_host": host_s * value("network_host") * np.log(layout.tp / np.minimum(layout.tp, setting.fast_domain)),
         "domain_share": np.where(tensor.network, 0, tensor_s) * stretched
         + sum(np.where(t.network, 0, 1) * t.time_s for t in data)
         * data_s
