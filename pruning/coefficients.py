@@ -63,7 +63,7 @@ TABLE = (
     Coefficient(
         name="memory_efficiency",
         value=0.75,
-        sigma=0.25,
+        sigma=0.15,
         cpu=(0.5, 0.8),
         unit="share of memory bandwidth",
         help="norms, activations, residuals, optimizer",
@@ -159,7 +159,7 @@ TABLE = (
     Coefficient(
         name="data_wait_share",
         value=0.003,
-        sigma=1.0,
+        sigma=0.5,
         cpu=(0.01, 1.0),
         unit="share of busy time",
         help="waiting for the data loader",

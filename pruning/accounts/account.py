@@ -80,8 +80,8 @@ class Account:
     kernels_per_block: float = 26.0
     """Kernels that one eager block launches forward."""
 
-    overlaps_gradients: bool = True
-    """Whether gradient reduction overlaps the last backward pass."""
+    overlaps_gathers: bool = True
+    """Whether gathering updated parameters overlaps the next forward pass (optimizer sharded, parameters not)."""
 
     source: str = ""
     """Where the figures come from."""
@@ -126,6 +126,7 @@ NANOTRON = Account(
     parallel_extra=4.5,
     gathered_extra=1.7,
     balances_head=True,
+    overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",
 )
 FSDP1 = Account(

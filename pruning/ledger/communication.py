@@ -83,9 +83,8 @@ def collective_seconds(
     domain's bandwidth; one that leaves it is bound by the network cards of the ranks it has in each domain
     (α-β model; hops grow with the logarithm of the group: trees and chunked rings).
     """
-    hardware = layout.setting.hardware
-    domain = hardware.domain_bandwidth * coefficients.value("domain_share")
-    network = hardware.nic_bandwidth * coefficients.value("network_share")
+    domain = layout.domain_bandwidth * coefficients.value("domain_share")
+    network = layout.nic_bandwidth * coefficients.value("network_share")
     bandwidth = np.where(group.size > group.inside, np.minimum(domain, network * group.inside), domain)
     hops = np.log2(np.maximum(2.0, group.size))
     wire = payload * (group.size - 1) / group.size / bandwidth
@@ -121,15 +120,15 @@ def context_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
 
 def pipeline_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
     """Boundary activations forward and their gradients backward: 2 × m × v messages of tokens × hidden / tp."""
-    shape, setting, hardware = layout.setting.shape, layout.setting, layout.setting.hardware
+    shape, setting = layout.setting.shape, layout.setting
     element = 2.0 if setting.precision == "bf16" else 4.0
     messages = np.where(layout.pp > 1, 2.0 * layout.micro_batches * layout.vp, 0.0)
     payload = messages * element * layout.tokens * shape.hidden / layout.tp
     inside = layout.tp * layout.cp * layout.dp * 2 <= setting.fast_domain
     rate = np.where(
         inside,
-        hardware.domain_bandwidth * coefficients.value("domain_share"),
-        hardware.nic_bandwidth * coefficients.value("network_share"),
+        layout.domain_bandwidth * coefficients.value("domain_share"),
+        layout.nic_bandwidth * coefficients.value("network_share"),
     )
     seconds = payload / rate + messages * coefficients.value("latency_s")
     return Traffic("pipeline", "send", payload, messages, seconds, ~inside, True, layout.pp)

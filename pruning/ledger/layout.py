@@ -17,6 +17,10 @@ from search_space.stages import split_layers
 from search_space.stages import stage_ranks
 
 
+Links = tuple[np.ndarray, np.ndarray]
+"""Bandwidths inside the fast domain and of the network, bytes/s, arrays of shape (n,)."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Degrees and sizes, each an array of shape (n,) of float64."""
@@ -60,6 +64,12 @@ class Layout:
     tokens: np.ndarray
     """Tokens of one micro-batch on one context-parallel rank."""
 
+    domain_bandwidth: np.ndarray
+    """One-direction bandwidth inside the fast domain, bytes/s."""
+
+    nic_bandwidth: np.ndarray
+    """One-direction network bandwidth per device, bytes/s."""
+
     def __len__(self) -> int:
         return len(self.tp)
 
@@ -72,11 +82,16 @@ class Layout:
         return self.pool[knob] == code
 
 
-def layout_of(pool: Pool, setting: Setting) -> Layout:
-    """The layout arrays of a pool."""
+def layout_of(pool: Pool, setting: Setting, links: Links | None = None) -> Layout:
+    """The layout arrays of a pool; ``links`` replaces the hardware's bandwidths row by row."""
     column = {name: pool[name].astype(np.float64) for name in (*_DEGREES, "micro_batch")}
     replicate, shard = column["data_parallel_replicate"], column["data_parallel_shard"]
     dp = replicate * shard
+    hardware = setting.hardware
+    if links is None:
+        domain, network = np.full_like(dp, hardware.domain_bandwidth), np.full_like(dp, hardware.nic_bandwidth)
+    else:
+        domain, network = links
     micro_batch = column["micro_batch"]
     return Layout(
         pool=pool,
@@ -91,6 +106,8 @@ def layout_of(pool: Pool, setting: Setting) -> Layout:
         dp=dp,
         micro_batch=micro_batch,
         micro_batches=np.maximum(1.0, np.floor(setting.global_batch_seqs / (dp * micro_batch))),
+        domain_bandwidth=domain,
+        nic_bandwidth=network,
         tokens=micro_batch * setting.seq_len / column["context_parallel"],
     )
 

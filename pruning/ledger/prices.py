@@ -10,10 +10,14 @@ from pruning.accounts.account import Account
 from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
+from pruning.ledger.layout import Layout
 from pruning.ledger.layout import layout_of
+from pruning.ledger.layout import Links
+from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import ranks_of
 from pruning.ledger.layout import total
 from pruning.ledger.memory import memory_of
+from pruning.ledger.pipeline import Flow
 from pruning.ledger.pipeline import flow_of
 from pruning.ledger.step_time import step_parts
 from search_space.pool import Pool
@@ -85,7 +89,11 @@ class Prices:
 
 
 def price(
-    pool: Pool, setting: Setting, coefficients: Coefficients | None = None, account: Account | None = None
+    pool: Pool,
+    setting: Setting,
+    coefficients: Coefficients | None = None,
+    account: Account | None = None,
+    links: Links | None = None,
 ) -> Prices:
     """Price every candidate of a pool.
 
@@ -94,19 +102,57 @@ def price(
         setting: what is fixed for all of them.
         coefficients: calibrated coefficients; absent: the shipped priors for this kind of device.
         account: the framework's habits; absent: those of the setting's framework.
+        links: measured bandwidths of each candidate's own nodes; absent: the hardware's.
     """
-    used = coefficients or prior(setting)
-    habits = account or find_account(setting.framework)
+    prepared = prepare(pool, setting, account or find_account(setting.framework), links)
+    return price_prepared(prepared, coefficients or prior(setting))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What of a pool's prices does not depend on coefficients."""
+
+    size: int
+    """Candidates."""
+
+    width: int
+    """Most pipeline ranks of any."""
+
+    account: Account
+    """The framework's habits."""
+
+    pieces: list[tuple[np.ndarray, Layout, Ranks, Flow]]
+    """Positions of the candidates priced together, with their degrees, ranks and pipeline."""
+
+
+def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None = None) -> Prepared:
+    """Degrees, ranks and simulated pipelines of a pool, in pieces that fit the cache.
+
+    Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
+    """
     n, pp = len(pool), pool["pipeline_parallel"]
     width = int(pp.max(initial=1))
-    out = _empty(n, width)
-    for size in np.unique(pp):
-        # Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
-        mine = np.flatnonzero(pp == size)
-        rows = max(256, CHUNK // int(size))
-        for start in range(0, len(mine), rows):
-            index = mine[start : start + rows]
-            _fill(out, index, _price_chunk(pool.take(index), setting, used, habits))
+    if n * width <= CHUNK:
+        parts = [np.arange(n)]
+    else:
+        parts = []
+        for size in np.unique(pp):
+            mine, rows = np.flatnonzero(pp == size), max(256, CHUNK // int(size))
+            parts += [mine[start : start + rows] for start in range(0, len(mine), rows)]
+    pieces = []
+    for index in parts:
+        own = None if links is None else (links[0][index], links[1][index])
+        layout = layout_of(pool.take(index), setting, own)
+        ranks = ranks_of(layout, account.balances_head)
+        pieces.append((index, layout, ranks, flow_of(layout, ranks)))
+    return Prepared(n, width, account, pieces)
+
+
+def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
+    """Prices of a prepared pool under some coefficients."""
+    out = _empty(prepared.size, prepared.width)
+    for index, layout, ranks, flow in prepared.pieces:
+        _fill(out, index, _price_piece(layout, ranks, flow, prepared.account, coefficients))
     return out
 
 
@@ -128,10 +174,9 @@ def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
             getattr(out, name)[index] = getattr(chunk, name)
 
 
-def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients, account: Account) -> Prices:
-    layout = layout_of(pool, setting)
-    ranks = ranks_of(layout, account.balances_head)
-    flow = flow_of(layout, ranks)
+def _price_piece(
+    layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients
+) -> Prices:
     memory = memory_of(layout, ranks, flow, account, coefficients)
     by_rank = memory.device
     worst = by_rank.max(axis=1, initial=0.0)
@@ -147,7 +192,7 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients, accou
         / outside
     )
     time = step_parts(layout, ranks, flow, account, coefficients)
-    ideal = np.full(len(pool), setting.ideal_s)
+    ideal = np.full(len(layout), layout.setting.ideal_s)
     step = ideal + total(time.parts.values())
     sigma = np.sqrt(time.variance + coefficients.value("model_error") ** 2)
     spread = np.exp(Z90 * sigma)
@@ -162,6 +207,6 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients, accou
         reserved_bytes=reserved,
         memory_low_bytes=worst / memory_spread,
         memory_high_bytes=worst * memory_spread,
-        memory_by_rank_bytes=by_rank,
+        memory_by_rank_bytes=np.where(ranks.exists, by_rank, np.nan),
         log_sigma=sigma,
     )

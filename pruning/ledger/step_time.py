@@ -108,7 +108,11 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     sends_s = value("pipeline_exposed") * sends.time_s
     busy = micro_gpu * m + launch + tensor_s
     slots = np.where(account.sharded & (pp == 1), m, 1.0)
+    late = data.pop() if not account.sharded and not account.overlaps_gathers else None
     data_s = hidden_time(total(t.time_s for t in data), busy / m * slots * 0.9, value("data_exposed"))
+    if late is not None:
+        data_s = data_s + late.time_s
+        data.append(late)
 
     bubble = busy * flow.bubble
 

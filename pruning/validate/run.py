@@ -92,6 +92,7 @@ def _block(rows: list[Priced]) -> Block:
         setting=rows[0].setting,
         account=rows[0].account,
         pool=Pool.from_candidates([row.candidate for row in rows]),
+        links=(np.array([row.links[0] for row in rows]), np.array([row.links[1] for row in rows])),
         time=np.log([time if time else np.nan for time in times]),
         memory=np.log([peak * GIB if peak else np.nan for peak in peaks]),
         allocated=memory.allocated if memory else False,
@@ -201,16 +202,7 @@ def fit_family(groups: list[Group]) -> tuple[Fit | None, list[int]]:
 
 
 def _measured_only(block: Block) -> Block:
-    keep = ~(np.isnan(block.time) & np.isnan(block.memory))
-    return Block(
-        block.setting,
-        block.account,
-        block.pool.take(keep),
-        block.time[keep],
-        block.memory[keep],
-        block.allocated,
-        block.rank,
-    )
+    return block.take(~(np.isnan(block.time) & np.isnan(block.memory)))
 
 
 def _first_rows(group: Group, count: int) -> list[Block]:
@@ -218,15 +210,7 @@ def _first_rows(group: Group, count: int) -> list[Block]:
     for block in group.blocks:
         measured = np.flatnonzero(~np.isnan(block.time))[:left]
         if len(measured):
-            part = Block(
-                block.setting,
-                block.account,
-                block.pool.take(measured),
-                block.time[measured],
-                block.memory[measured],
-                block.allocated,
-                block.rank,
-            )
+            part = block.take(measured)
             out.append(part)
             left -= len(measured)
     return out

@@ -43,6 +43,9 @@ class Priced:
     family: str
     """Framework and hardware that coefficients are shared in."""
 
+    links: tuple[float, float]
+    """Bandwidths inside a node and of the network, bytes/s and device."""
+
 
 class CannotPrice(Exception):
     """A row lacks something that pricing needs; the message says what."""
@@ -129,6 +132,24 @@ def hardware_of(row: Row) -> Hardware:
         if re.search(pattern, text):
             return find_hardware(name)
     raise CannotPrice(f"hardware {row['hardware'] or 'unnamed'} is not in the hardware table")
+
+
+_PROBED = re.compile(r"measured busbw GB/s AR/AG/RS ([\d.]+)/\S+ intra ([\d.]+)/")
+
+
+def probed_links(row: Row, hardware: Hardware) -> tuple[float, float]:
+    """Bandwidths inside a node and of the network, bytes/s and device, as a probe before the run measured them.
+
+    The all-reduce bus bandwidth over all nodes is what a node's network cards carry together; a device's share is
+    an eighth of it. Rows without a probe in their notes have the hardware table's links.
+    """
+    found = _PROBED.search(row["notes"])
+    if not found:
+        return hardware.domain_bandwidth, hardware.nic_bandwidth
+    across, inside = (float(text) * 1e9 for text in found.groups())
+    several = (row.whole("gpus") or 0) > 8
+    network = min(across / 8, hardware.nic_bandwidth) if several else hardware.nic_bandwidth
+    return min(inside, hardware.domain_bandwidth), network
 
 
 def _framework(row: Row) -> str:
@@ -263,4 +284,4 @@ def translate(row: Row) -> Priced:
     if row.before_fix:
         group = (*group[:1], f"{row['model']} (before its pipeline fix)", *group[2:])
     family = f"{row['framework'].split()[0]} {hardware.name}" + (" before fix" if row.before_fix else "")
-    return Priced(row, setting, candidate, account, group, family)
+    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware))
