@@ -44,6 +44,9 @@ class Account:
     attention_speed: float = 1.0
     """Speed of the fused attention kernel over that of its second generation."""
 
+    product_speed: float = 1.0
+    """Speed of matrix products over that of the stated precision (4-bit formats)."""
+
     fused_norm: bool = True
     """Whether norms keep their input only, not fp32 internals."""
 
@@ -123,8 +126,8 @@ NANOTRON = Account(
     gathers_inputs=False,
     selective_by_operator=False,
     logit_bytes=6.0,
-    parallel_extra=4.5,
-    gathered_extra=1.7,
+    parallel_extra=4.9,
+    gathered_extra=0.8,
     balances_head=True,
     overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",

@@ -48,6 +48,11 @@ class Row:
         """Whether a pipelined row was measured before its framework's pipeline fix (nanotron)."""
         return "after_pp_fix=False" in self["notes"] and (self.whole("pp", 1) or 1) > 1
 
+    @property
+    def ranks(self) -> bool:
+        """Whether the row is meant for ranking: tables that tag code experiments and noise tag the others."""
+        return "class=" not in self["notes"] or "class=layout-or-kernel" in self["notes"]
+
     def step_time_s(self) -> float | None:
         """Measured seconds per step, from the step time or the tokens per second; None when neither is there."""
         step = self.number("step_time_s")

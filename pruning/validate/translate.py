@@ -97,6 +97,8 @@ def shape_of(row: Row) -> ModelShape:
     values["gated_mlp"] = known.get("gated_mlp", True) if gated is None else gated
     if known.get("experts") and "expert_ffn" not in known:
         known["expert_ffn"] = values["ffn"]
+    if row.table == "megatron_lm_ci_golden":
+        known["tied_embeddings"] = "untie-embeddings-and-output-weights=True" not in row["notes"]
     extra = {k: v for k, v in known.items() if k not in values}
     return ModelShape(name=row["model"], **values, **extra)
 
@@ -191,6 +193,8 @@ def account_of(row: Row) -> Account:
             changes["reduce_bytes"] = 2.0
     if account.name == "megatron" and "BF16 opt" not in row["optimizer_note"] and row["precision"] == "fp32":
         changes["parameter_bytes"] = 4.0
+    if "fp4" in row["precision"].lower():
+        changes["product_speed"] = 1.3
     return replace(account, **changes) if changes else account
 
 
@@ -248,6 +252,7 @@ def translate(row: Row) -> Priced:
     precision = row["precision"].lower()
     low = "fp8" in precision or "float8" in precision or "fp4" in precision
     old = account.name == "torchtitan" and "chunk" not in row["notes"]
+    chunks = re.search(r"num_chunks=(\d+)", row["notes"])
     candidate = Candidate(
         tensor_parallel=tp,
         pipeline_parallel=pp,
@@ -262,7 +267,7 @@ def translate(row: Row) -> Priced:
         compile=bool(row.flag("compile")),
         async_tp=bool(row.flag("async_tp")) and framework == "torchtitan",
         float8=low,
-        loss_chunks=1 if old or account.name != "torchtitan" else 8,
+        loss_chunks=1 if old or account.name != "torchtitan" else int(chunks[1]) if chunks else 8,
         zero_stage=zero,
         **_checkpoint(row),
     )
