@@ -127,7 +127,7 @@ NANOTRON = Account(
     selective_by_operator=False,
     logit_bytes=6.0,
     parallel_extra=4.9,
-    gathered_extra=0.8,
+    gathered_extra=0.5,
     balances_head=True,
     overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",
@@ -139,7 +139,7 @@ FSDP1 = Account(
     source="FullyShardedDataParallel of torch 2.0-2.1 as llm-foundry uses it: fp32 shards, bf16 compute and reduce",
     reduce_bytes=2.0,
     selective_by_operator=False,
-    logit_bytes=10.0,
+    logit_bytes=8.0,
 )
 ACCOUNTS = {
     "torchtitan": TORCHTITAN,

@@ -240,7 +240,7 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
     fits = scored.device_gib <= capacity
     for i, row in enumerate(rows):
         oom = row.flag("oom")
-        if not row["act_ckpt"]:
+        if not group.rows[i].judged:
             tallies.unjudged += oom is not None
         elif oom is False:
             tallies.ran.append(bool(fits[i]))
@@ -273,7 +273,7 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
         "top1_regret_pct": metrics.regret_pct(predicted, truth, 1) if enough else None,
         "top3_regret_pct": metrics.regret_pct(predicted, truth, 3) if enough else None,
         "step_time_mape_pct": metrics.mean_error_pct(predicted, truth) if n else None,
-        "best_rejected": bool(best is not None and rows[best]["act_ckpt"] and not fits[best]),
+        "best_rejected": bool(best is not None and group.rows[best].judged and not fits[best]),
     }
 
 

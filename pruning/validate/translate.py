@@ -46,6 +46,9 @@ class Priced:
     links: tuple[float, float]
     """Bandwidths inside a node and of the network, bytes/s and device."""
 
+    judged: bool
+    """Whether its memory can be judged: the table says what is recomputed."""
+
 
 class CannotPrice(Exception):
     """A row lacks something that pricing needs; the message says what."""
@@ -182,7 +185,7 @@ def account_of(row: Row) -> Account:
     if row.table.startswith("hagemann"):
         changes["fused_norm"] = "rms" in kernel
         # bf16 gradients without an fp32 buffer: nothing larger fits in the runs that ran
-        changes |= {"fused_activation": False, "gradient_bytes": 2.0, "parallel_logits": False, "logit_bytes": 14.0}
+        changes |= {"fused_activation": False, "gradient_bytes": 2.0, "balances_head": True, "parallel_logits": False, "logit_bytes": 14.0}
     if account.name == "torchtitan" and not row["framework_version"].startswith("0.3"):
         changes["copies_attention_output"] = False
         if "bf16 params" in row["precision"]:
@@ -191,6 +194,8 @@ def account_of(row: Row) -> Account:
             changes["optimizer_bytes"] = 4.0
         if "bf16 grad reduce" in row["notes"]:
             changes["reduce_bytes"] = 2.0
+    if "liger" in row["framework"].lower():
+        changes |= {"logit_bytes": 0.5, "optimizer_bytes": 0.0 if "offload" in row["optimizer_note"].lower() else 8.0}
     if account.name == "megatron" and "BF16 opt" not in row["optimizer_note"] and row["precision"] == "fp32":
         changes["parameter_bytes"] = 4.0
     if "fp4" in row["precision"].lower():
@@ -204,6 +209,10 @@ def _checkpoint(row: Row) -> dict[str, Any]:
         return {"activation_checkpoint": "memory_budget", "memory_budget": float(text.split("=")[1])}
     if text.startswith(("full", "minimal_with", "qkv_proj")):
         return {"activation_checkpoint": "full"}
+    modules = re.search(r"mlp|\bmoe\b|moe_act|norm|mla_up_proj|shared_expert", text)
+    if text.startswith("selective") and modules:
+        # named modules: about the share of a block's kept tensors that stays
+        return {"activation_checkpoint": "memory_budget", "memory_budget": 0.45 if "mlp" in text or "moe," in text else 0.75}
     if text.startswith(("selective", "minimal")):
         return {"activation_checkpoint": "selective"}
     return {}
@@ -230,7 +239,9 @@ def translate(row: Row) -> Priced:
     micro, batch = row.whole("micro_batch"), row.whole("global_batch_seqs")
     accumulate = row.whole("grad_accum", 1) or 1
     if not micro and batch:
-        micro = max(1, batch // (dp * accumulate))
+        micro = max(1, batch // (dp * accumulate)) if row.number("grad_accum") and "MBS not" not in row["notes"] else 1
+    if micro and pp > 1 and "microbatch size not stated" in row["notes"]:
+        micro = 1
     if not batch and micro:
         batch = micro * dp * accumulate
     if not micro or not batch:
@@ -285,8 +296,9 @@ def translate(row: Row) -> Priced:
         )
     except UserError as error:
         raise CannotPrice(str(error)) from None
+    judged = bool(row["act_ckpt"]) and not row.table.startswith("ibm")
     group = (row.table, row["model"], row["hardware"], str(gpus), str(seq_len), str(batch))
     if row.before_fix:
         group = (*group[:1], f"{row['model']} (before its pipeline fix)", *group[2:])
     family = f"{row['framework'].split()[0]} {hardware.name}" + (" before fix" if row.before_fix else "")
-    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware))
+    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware), judged)
