@@ -66,6 +66,70 @@ def _shards(layout: Layout, account: Account) -> tuple[np.ndarray, np.ndarray, n
     return np.where(zero >= 3, dp, 1.0), np.where(zero >= 2, dp, 1.0), np.where(zero >= 1, dp, 1.0)
 
 
+@dataclass(frozen=True)
+class RankParts:
+    """What a candidate's peak is made of, whatever its sharding habits; bytes or parameters."""
+
+    exists: np.ndarray
+    """Whether there is such a pipeline rank, shape (n, ranks)."""
+
+    layers: np.ndarray
+    """Blocks of the rank, shape (n, ranks)."""
+
+    last: np.ndarray
+    """1 on the rank with the head, shape (n, ranks)."""
+
+    local: np.ndarray
+    """Parameters of the rank, shape (n, ranks)."""
+
+    held: np.ndarray
+    """Activations in flight, shape (n, ranks)."""
+
+    block: np.ndarray
+    """Parameters of one block, shape (n,)."""
+
+    head: np.ndarray
+    """Parameters of the head, shape (n,)."""
+
+    inner: np.ndarray
+    """Recomputed set and inner gradients of one block running backward, shape (n,)."""
+
+    outside: np.ndarray
+    """Context and communicators, shape (n,)."""
+
+    activations: np.ndarray
+    """Activations in flight on the rank that holds most, shape (n,)."""
+
+    def take(self, index: np.ndarray) -> RankParts:
+        """The rows at ``index``."""
+        return RankParts(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
+
+
+def rank_parts(
+    layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients
+) -> RankParts:
+    """The parts that do not depend on resharding, buckets, accumulation and loss pieces."""
+    kept_set = block_memory(layout, account)
+    factor = coefficients.value("activation_factor")
+    kept = factor * kept_set.kept
+    dims = (layout.tp, layout.pp, layout.cp, layout.ep, layout.replicate, layout.shard)
+    per_group = 0.0 if layout.setting.on_cpu else COMMUNICATOR_BYTES
+    groups = per_group * total((size > 1).astype(np.float64) for size in dims)
+    shape = layout.setting.shape
+    return RankParts(
+        exists=ranks.exists,
+        layers=ranks.layers,
+        last=ranks.last,
+        local=rank_parameters(layout, ranks),
+        held=kept[:, None] * flow.inflight,
+        block=block_parameters(layout),
+        head=shape.vocab * shape.hidden / layout.tp,
+        inner=factor * (kept_set.again + kept_set.transient),
+        outside=coefficients.value("fixed_bytes") + groups,
+        activations=kept * flow.inflight.max(axis=1, initial=0.0),
+    )
+
+
 def memory_of(
     layout: Layout,
     ranks: Ranks,
@@ -73,6 +137,14 @@ def memory_of(
     account: Account,
     coefficients: Coefficients,
     itemise: bool = False,
+) -> Memory:
+    """Peak memory of each pipeline rank; see :func:`peak_memory`."""
+    parts = rank_parts(layout, ranks, flow, account, coefficients)
+    return peak_memory(parts, layout, account, coefficients, itemise)
+
+
+def peak_memory(
+    parts: RankParts, layout: Layout, account: Account, coefficients: Coefficients, itemise: bool = False
 ) -> Memory:
     """Peak memory of each pipeline rank.
 
@@ -85,67 +157,55 @@ def memory_of(
     logits; outside the tensors: allocator, communicators, fixed.
 
     Args:
+        parts: what the peak is made of, for the same candidates as ``layout``.
         layout: the candidates.
-        ranks: what each pipeline rank holds.
-        flow: activations in flight.
         account: the framework's habits.
-        coefficients: ``activation_factor``, ``reserved_factor`` and ``fixed_bytes``.
+        coefficients: ``reserved_factor`` and ``fixed_bytes``.
         itemise: whether to fill ``terms``.
     """
-    shape = layout.setting.shape
-    block = block_parameters(layout)
-    local = rank_parameters(layout, ranks)
-    head = shape.vocab * shape.hidden / layout.tp
-    kept_set = block_memory(layout, account)
-    factor = coefficients.value("activation_factor")
     habits = _habits(layout, account)
-
-    held = (factor * kept_set.kept)[:, None] * flow.inflight
-    inner = (factor * (kept_set.again + kept_set.transient))[:, None]
-    one = np.minimum(ranks.layers, habits.bucket[:, None]) * block[:, None]
-    window = np.minimum(ranks.layers, habits.ahead[:, None]) * block[:, None]
-    last_head = ranks.last * head[:, None]
-    whole = habits.keeps[:, None] * local
-    freed = (2.0 * ~habits.keeps)[:, None]
-    gathered_block = 2.0 * whole + freed * window
-    gathered_head = 2.0 * whole + freed * (last_head + one)
+    local, held = parts.local, parts.held
+    keeps, block = habits.keeps[:, None], parts.block[:, None]
+    one = np.minimum(parts.layers, habits.bucket[:, None]) * block
+    window = np.minimum(parts.layers, habits.ahead[:, None]) * block
+    last_head = parts.last * parts.head[:, None]
+    double = 2.0 * local
+    gathered_block = np.where(keeps, double, 2.0 * window)
+    gathered_head = np.where(keeps, double, 2.0 * (last_head + one))
     reducing = habits.reducing[:, None] * one
-    logits = ranks.last * logits_bytes(layout, account)[:, None] + 2.0 * last_head
+    logits = parts.last * logits_bytes(layout, account)[:, None] + 2.0 * last_head
     loss_side = logits + gathered_head
-    block_side = inner + gathered_block + reducing
+    block_side = parts.inner[:, None] + gathered_block + reducing
     first = habits.early[:, None] * local + held + np.maximum(loss_side, block_side)
     late = habits.late[:, None] * local + block_side
-    allocated = np.maximum(first, late) * ranks.exists
+    allocated = np.maximum(first, late) * parts.exists
     reserved = allocated * coefficients.value("reserved_factor")
-    dims = (layout.tp, layout.pp, layout.cp, layout.ep, layout.replicate, layout.shard)
-    per_group = 0.0 if layout.setting.on_cpu else COMMUNICATOR_BYTES
-    groups = per_group * total((size > 1).astype(np.float64) for size in dims)
-    outside = coefficients.value("fixed_bytes") + groups
-    device = reserved + outside[:, None] * ranks.exists
+    device = reserved + parts.outside[:, None] * parts.exists
     terms: dict[str, np.ndarray] = {}
     if itemise:
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
-        state = state_bytes(layout, ranks, account)
-        complete = state.pop("gradients")
-        unsharded = habits.whole_gradients[:, None] * account.gradient_bytes * local
-        early = np.where(habits.early_sharded[:, None], complete, 0.0)
-        terms = state
-        terms["gradients"] = np.where(ends, complete, early)
-        terms["unsharded_parameters"] = np.where(at_loss, gathered_head, gathered_block)
-        terms["unsharded_gradients"] = unsharded + np.where(at_loss, 0.0, reducing)
-        terms["optimizer_step"] = np.where(ends, account.step_bytes * local, 0.0)
-        terms["activations"] = np.where(ends, 0.0, held)
-        terms["recompute"] = np.where(at_loss, 0.0, inner)
-        terms["logits"] = np.where(at_loss, logits, 0.0)
-        terms["allocator"] = reserved - allocated
-        terms["communicators"] = groups[:, None] + 0.0 * local
-        terms["fixed"] = coefficients.value("fixed_bytes") + 0.0 * local
-        terms = {name: np.where(ranks.exists, term, 0.0) for name, term in terms.items()}
+        params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
+        complete = account.gradient_bytes * local / grads
+        terms = {
+            "parameters": account.parameter_bytes * local / params,
+            "optimizer": account.optimizer_bytes * local / moments,
+            "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0),
+            "unsharded_parameters": np.where(at_loss, gathered_head, gathered_block),
+            "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
+            + np.where(at_loss, 0.0, reducing),
+            "optimizer_step": np.where(ends, account.step_bytes * local / moments, 0.0),
+            "activations": np.where(ends, 0.0, held),
+            "recompute": np.where(at_loss, 0.0, parts.inner[:, None] + 0.0 * local),
+            "logits": np.where(at_loss, logits, 0.0),
+            "allocator": reserved - allocated,
+            "communicators": parts.outside[:, None] - coefficients.value("fixed_bytes") + 0.0 * local,
+            "fixed": coefficients.value("fixed_bytes") + 0.0 * local,
+        }
+        terms = {name: np.where(parts.exists, term, 0.0) for name, term in terms.items()}
     if layout.setting.on_cpu:
         reserved = device
-    activations = factor * kept_set.kept * flow.inflight.max(axis=1, initial=0.0)
-    return Memory(terms, allocated, reserved, device, activations)
+    return Memory(terms, allocated, reserved, device, parts.activations)
 
 
 @dataclass(frozen=True)
