@@ -28,6 +28,10 @@ from search_space.pool import Pool
 from search_space.setting import Setting
 
 
+UNPIPED = 8
+"""Weight of candidates without a pipeline among the drawn ones."""
+
+
 def shuffled_pool(count: int, seed: int = 0) -> tuple[Pool, Setting]:
     """Distinct candidates of Llama-3 70B on 1,024 H100 in random order: knobs drawn by mixed-radix numbers."""
     shape = preset_shape("llama3:llama3_70b")
@@ -40,7 +44,7 @@ def shuffled_pool(count: int, seed: int = 0) -> tuple[Pool, Setting]:
         seq_len=8192,
         global_batch_seqs=1024,
     )
-    pipelines = [(1, "1F1B", 1)] * 8
+    pipelines = [(1, "1F1B", 1)] * UNPIPED
     for pp in (2, 4, 8, 16):
         pipelines += [(pp, "1F1B", 1), (pp, "GPipe", 1), (pp, "ZBVZeroBubble", 2), (pp, "Interleaved1F1B", 2)]
     pipelines += [(4, "InterleavedZeroBubble", 4), (8, "Interleaved1F1B", 4)]
@@ -62,10 +66,18 @@ def shuffled_pool(count: int, seed: int = 0) -> tuple[Pool, Setting]:
     sizes = [len(values) for values in axes.values()]
     total = int(np.prod(sizes, dtype=np.int64))
     rng = np.random.default_rng(seed)
-    picked = np.unique(rng.integers(0, total, size=int(count * 1.3)))
-    picked = rng.permutation(picked)
-    where = np.unravel_index(picked, sizes)
-    drawn = {name: values[index] for (name, values), index in zip(axes.items(), where)}
+    kinds = {"memory_budget": "memory_budget", "first_n": "first_n"}
+    where = list(np.unravel_index(rng.integers(0, total, size=int(count * 1.5)), sizes))
+    names_of = list(axes)
+    for axis, kind in kinds.items():
+        # A knob without effect takes one value, so that every candidate is another program.
+        used = where[names_of.index("kind")] == ACTIVATION_CHECKPOINT.index(kind)
+        where[names_of.index(axis)] = np.where(used, where[names_of.index(axis)], 0)
+    piece = where[names_of.index("pipeline")]
+    where[names_of.index("pipeline")] = np.where(piece < UNPIPED, 0, piece)
+    code = np.unique(np.ravel_multi_index(where, sizes))
+    code = rng.permutation(code)[:count]
+    drawn = {name: values[index] for (name, values), index in zip(axes.items(), np.unravel_index(code, sizes))}
     pp = np.array([entry[0] for entry in pipelines])[drawn["pipeline"]]
     names = [SCHEDULES.index(entry[1]) for entry in pipelines]
     columns = {
@@ -77,7 +89,9 @@ def shuffled_pool(count: int, seed: int = 0) -> tuple[Pool, Setting]:
         "data_parallel_shard": 1024 // (drawn["tp"] * pp * drawn["replicate"]),
         "micro_batch": drawn["micro_batch"],
         "activation_checkpoint": drawn["kind"],
-        "memory_budget": np.where(drawn["kind"] == ACTIVATION_CHECKPOINT.index("memory_budget"), drawn["memory_budget"], 1),
+        "memory_budget": np.where(
+            drawn["kind"] == ACTIVATION_CHECKPOINT.index("memory_budget"), drawn["memory_budget"], 1
+        ),
         "first_n": np.where(drawn["kind"] == ACTIVATION_CHECKPOINT.index("first_n"), drawn["first_n"], 0),
         "reshard_after_forward": drawn["reshard"],
         "compile": drawn["compile"],
@@ -89,12 +103,9 @@ def shuffled_pool(count: int, seed: int = 0) -> tuple[Pool, Setting]:
     ones = {"context_parallel", "expert_parallel"}
     arrays = {}
     for name in NAMES:
-        values = columns.get(name, np.full(len(picked), 1 if name in ones else 3 if name == "zero_stage" else 0))
+        values = columns.get(name, np.full(len(code), 1 if name in ones else 3 if name == "zero_stage" else 0))
         arrays[name] = values.astype(DTYPES.get(name, np.int32))
-    pool = Pool(arrays)
-    stacked = np.stack([arrays[name].astype(np.float64) for name in NAMES], axis=1)
-    first = np.unique(stacked, axis=0, return_index=True)[1]
-    return pool.take(rng.permutation(first)[:count]), setting
+    return Pool(arrays), setting
 
 
 def main() -> None:
@@ -103,7 +114,6 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=2_000_000)
     args = parser.parse_args()
     pool, setting = shuffled_pool(args.candidates)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     simulate.cache_clear()
     started = time.perf_counter()
     prices = price(pool, setting)
@@ -117,9 +127,8 @@ def main() -> None:
                 "schedules": len(np.unique(pool["schedule"])),
                 "elapsed_s": elapsed,
                 "candidates_per_s": len(pool) / elapsed,
-                "extra_memory_bytes_per_million": max(0.0, peak - before) / len(pool) * 1e6,
+                "process_peak_bytes_per_million": peak / len(pool) * 1e6,
                 "result_bytes_per_million": prices.nbytes / len(pool) * 1e6,
-                "process_peak_bytes": peak,
             }
         )
     )

@@ -68,7 +68,10 @@ def _shards(layout: Layout, account: Account) -> tuple[np.ndarray, np.ndarray, n
 
 @dataclass(frozen=True)
 class RankParts:
-    """What a candidate's peak is made of, whatever its sharding habits; bytes or parameters."""
+    """What a candidate's peak is made of, whatever its sharding habits; bytes or parameters.
+
+    Single precision where arrays have a rank axis: seven digits are more than any account of memory is good for.
+    """
 
     exists: np.ndarray
     """Whether there is such a pipeline rank, shape (n, ranks)."""
@@ -102,12 +105,10 @@ class RankParts:
 
     def take(self, index: np.ndarray) -> RankParts:
         """The rows at ``index``."""
-        return RankParts(**{name: getattr(self, name)[index] for name in self.__dataclass_fields__})
+        return RankParts(**{name: np.take(getattr(self, name), index, axis=0) for name in self.__dataclass_fields__})
 
 
-def rank_parts(
-    layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients
-) -> RankParts:
+def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients) -> RankParts:
     """The parts that do not depend on resharding, buckets, accumulation and loss pieces."""
     kept_set = block_memory(layout, account)
     factor = coefficients.value("activation_factor")
@@ -118,13 +119,13 @@ def rank_parts(
     shape = layout.setting.shape
     return RankParts(
         exists=ranks.exists,
-        layers=ranks.layers,
-        last=ranks.last,
-        local=rank_parameters(layout, ranks),
-        held=kept[:, None] * flow.inflight,
-        block=block_parameters(layout),
-        head=shape.vocab * shape.hidden / layout.tp,
-        inner=factor * (kept_set.again + kept_set.transient),
+        layers=ranks.layers.astype(np.float32),
+        last=ranks.last.astype(np.float32),
+        local=rank_parameters(layout, ranks).astype(np.float32),
+        held=(kept[:, None] * flow.inflight).astype(np.float32),
+        block=block_parameters(layout).astype(np.float32),
+        head=(shape.vocab * shape.hidden / layout.tp).astype(np.float32),
+        inner=(factor * (kept_set.again + kept_set.transient)).astype(np.float32),
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
@@ -163,24 +164,24 @@ def peak_memory(
         coefficients: ``reserved_factor`` and ``fixed_bytes``.
         itemise: whether to fill ``terms``.
     """
-    habits = _habits(layout, account)
+    habits = _habits(layout, account).single()
     local, held = parts.local, parts.held
     keeps, block = habits.keeps[:, None], parts.block[:, None]
     one = np.minimum(parts.layers, habits.bucket[:, None]) * block
     window = np.minimum(parts.layers, habits.ahead[:, None]) * block
     last_head = parts.last * parts.head[:, None]
-    double = 2.0 * local
-    gathered_block = np.where(keeps, double, 2.0 * window)
-    gathered_head = np.where(keeps, double, 2.0 * (last_head + one))
+    double = 2 * local
+    gathered_block = np.where(keeps, double, 2 * window)
+    gathered_head = np.where(keeps, double, 2 * (last_head + one))
     reducing = habits.reducing[:, None] * one
-    logits = parts.last * logits_bytes(layout, account)[:, None] + 2.0 * last_head
+    logits = parts.last * logits_bytes(layout, account).astype(np.float32)[:, None] + 2 * last_head
     loss_side = logits + gathered_head
     block_side = parts.inner[:, None] + gathered_block + reducing
     first = habits.early[:, None] * local + held + np.maximum(loss_side, block_side)
     late = habits.late[:, None] * local + block_side
     allocated = np.maximum(first, late) * parts.exists
-    reserved = allocated * coefficients.value("reserved_factor")
-    device = reserved + parts.outside[:, None] * parts.exists
+    reserved = allocated * np.float32(coefficients.value("reserved_factor"))
+    device = reserved + parts.outside.astype(np.float32)[:, None] * parts.exists
     terms: dict[str, np.ndarray] = {}
     if itemise:
         ends = late > first
@@ -235,6 +236,11 @@ class _Habits:
 
     reducing: np.ndarray
     """Bytes per parameter of the group whose gradients are being reduced."""
+
+    def single(self) -> _Habits:
+        """The same in single precision."""
+        arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _Habits(**{k: v if v.dtype == bool else v.astype(np.float32) for k, v in arrays.items()})
 
 
 def _habits(layout: Layout, account: Account) -> _Habits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,6 +156,18 @@ DATA_KNOBS = (
 """Knobs that data-parallel communication depends on."""
 
 
+MEMORY_KNOBS = (
+    *DATA_KNOBS,
+    "virtual_stages",
+    "forward_prefetch",
+    "loss_chunks",
+)
+"""Knobs that sharding habits and the loss depend on."""
+
+MANY = 1 << 17
+"""Candidates from which pricing runs on two threads."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What of a pool's prices does not depend on coefficients."""
@@ -224,12 +237,22 @@ def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
         compute = compute_time(layout, flow, account, coefficients)
         parts = rank_parts(layout, ranks, flow, account, coefficients)
         size = max(256, CHUNK // max(1, ranks.layers.shape[1]))
-        for start in range(0, len(index), size):
+
+        def fill(start: int) -> None:
             here, mine = index[start : start + size], row[start : start + size]
-            own = layout_of(prepared.pool.take(here), setting)
+            own = layout_of(Pool({name: prepared.pool[name][here] for name in MEMORY_KNOBS}), setting)
             time = combine(compute.take(mine), data.take(prepared.data_of[here]), coefficients)
             memory = peak_memory(parts.take(mine), own, account, coefficients)
             _fill(out, here, _priced(own, time, memory, coefficients))
+
+        starts = range(0, len(index), size)
+        if len(index) < MANY:
+            for start in starts:
+                fill(start)
+        else:
+            # Array arithmetic runs without the interpreter's lock, so two threads keep two cores busy.
+            with ThreadPoolExecutor(max_workers=2) as threads:
+                list(threads.map(fill, starts))
     return out
 
 

@@ -60,12 +60,11 @@ class Compute:
     """Variance that the coefficients leave in ``total``, s²."""
 
     covariances: np.ndarray
-    """Covariance of ``total`` with the logarithms of domain, network and data-exposed shares, shape (3, n), s."""
+    """Covariance of ``total`` with the logarithms of domain, network and data-exposed shares, shape (n, 3), s."""
 
     def take(self, index: np.ndarray) -> Compute:
         """The rows at ``index``."""
-        arrays = {name: getattr(self, name)[..., index] for name in self.__dataclass_fields__}
-        return Compute(**arrays)
+        return Compute(**{name: np.take(getattr(self, name), index, axis=0) for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class DataTime:
 
     def take(self, index: np.ndarray) -> DataTime:
         """The rows at ``index``."""
-        return DataTime(self.hideable[index], self.late[index], self.network[index])
+        return DataTime(np.take(self.hideable, index), np.take(self.late, index), np.take(self.network, index))
 
 
 @dataclass(frozen=True)
@@ -132,9 +131,7 @@ def host_factor(layout: Layout, coefficients: Coefficients) -> np.ndarray:
     inside = np.minimum(layout.tp, layout.setting.fast_domain)
     both = (layout.pp > 1) & (layout.tp > 1)
     pipelined = coefficients.value("pipeline_host") * (inside / 2) ** coefficients.value("host_growth")
-    return np.asarray(
-        np.where(both, pipelined, 1.0) * (layout.tp / inside) ** coefficients.value("network_host")
-    )
+    return np.asarray(np.where(both, pipelined, 1.0) * (layout.tp / inside) ** coefficients.value("network_host"))
 
 
 def traffic_of(layout: Layout, account: Account, coefficients: Coefficients) -> list[Traffic]:
@@ -234,7 +231,7 @@ def compute_time(layout: Layout, flow: Flow, account: Account, coefficients: Coe
     slots = np.where(account.sharded & (pp == 1), m, 1.0)
     window = HIDING_SHARE * busy / m * slots
     return Compute(
-        bubble, exposed, recompute, wait, kernels, launch, straggler, window, whole, own_variance, covariances
+        bubble, exposed, recompute, wait, kernels, launch, straggler, window, whole, own_variance, covariances.T.copy()
     )
 
 
@@ -255,7 +252,7 @@ def combine(compute: Compute, data: DataTime, coefficients: Coefficients) -> Ste
     sigma = coefficients.covariance()[np.ix_(names, names)]
     # Data-parallel seconds fall with the bandwidth shares they use and grow with what stays exposed.
     across = data.network
-    domain, network, exposed = compute.covariances
+    domain, network, exposed = compute.covariances.T
     mixed = exposed - domain + across * (domain - network)
     squared = (sigma[0, 0] - 2 * sigma[0, 2] + sigma[2, 2]) + across * (
         2 * (sigma[0, 1] - sigma[0, 0] + sigma[0, 2] - sigma[1, 2])

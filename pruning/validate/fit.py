@@ -63,7 +63,6 @@ class Block:
     rank: int | None
     """Pipeline rank that the memory was read on (-1: the last one); None: the worst."""
 
-
     @cached_property
     def prepared(self) -> Prepared:
         """What of the rows' prices does not depend on coefficients."""
@@ -125,7 +124,11 @@ class Fit:
 def predict(block: Block, coefficients: Coefficients) -> tuple[np.ndarray, np.ndarray, Prices]:
     """Logs of predicted step time and memory of a block's rows, and all prices."""
     prices = price_prepared(block.prepared, coefficients)
-    return np.log(prices.step_time_s), np.log(np.maximum(memory_like_measured(block, prices, coefficients), 1.0)), prices
+    return (
+        np.log(prices.step_time_s),
+        np.log(np.maximum(memory_like_measured(block, prices, coefficients), 1.0)),
+        prices,
+    )
 
 
 def memory_like_measured(block: Block, prices: Prices, coefficients: Coefficients) -> np.ndarray:

@@ -14,8 +14,8 @@ from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
 from pruning.validate import metrics
 from pruning.validate.fit import Block
-from pruning.validate.fit import fit
 from pruning.validate.fit import Fit
+from pruning.validate.fit import fit
 from pruning.validate.fit import memory_like_measured
 from pruning.validate.fit import predict
 from pruning.validate.fit import widened
@@ -277,9 +277,7 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
     }
 
 
-def _overall(
-    results: list[dict[str, Any]], tallies: _Tallies, priced: int, unpriced: int
-) -> dict[str, Any]:
+def _overall(results: list[dict[str, Any]], tallies: _Tallies, priced: int, unpriced: int) -> dict[str, Any]:
     counted = [result for result in results if result["n"] >= COUNTS]
     memory = [error for errors in tallies.memory_errors.values() for error in errors]
     overall: dict[str, Any] = {"groups": len(counted)} | _medians(counted)

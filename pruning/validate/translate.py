@@ -65,7 +65,9 @@ def _known(model: str) -> dict[str, Any]:
     """The published shape of a model that a table only names; empty when unknown."""
     name = re.sub(r"\(.*?\)|sft|lora|cross_entropy|paxml|fp8|bf16", "", model.lower()).strip().replace("_", "-")
     name = re.sub(r"[\s]+", "-", name).strip("-")
-    name = name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
+    name = (
+        name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
+    )
     name = re.sub(r"^(gpt5b|gpt-5b).*", "gpt-5b", name)
     return _models().get(name, {})
 
@@ -84,7 +86,9 @@ def shape_of(row: Row) -> ModelShape:
     experts = re.search(r"(?:moe|mixtral)\S*-e(\d+)$", row["model"].lower())
     if experts and not known:
         known = {"experts": int(experts[1]), "experts_active": min(2, int(experts[1]))}
-    if not known and re.search(r"moe|hybrid|nemotron.3|ci-nemotron|a\d+b|deepseek|kimi|gpt.?oss|scout|16e", row["model"].lower()):
+    if not known and re.search(
+        r"moe|hybrid|nemotron.3|ci-nemotron|a\d+b|deepseek|kimi|gpt.?oss|scout|16e", row["model"].lower()
+    ):
         raise CannotPrice(f"model {row['model'] or 'unnamed'}: experts or hybrid layers are not in the table")
     if values["hidden"] and not values["heads"] and values["hidden"] % 128 == 0:
         values["heads"] = values["hidden"] // 128
@@ -175,7 +179,7 @@ def account_of(row: Row) -> Account:
     changes: dict[str, Any] = {}
     if kernel in ("torch",) or "unfused" in kernel:
         changes["attention"] = "unfused"
-    elif kernel == "fused" and row.table.startswith("hagemann") or "fused softmax" in kernel:
+    elif (kernel == "fused" and row.table.startswith("hagemann")) or "fused softmax" in kernel:
         changes["attention"] = "fused_softmax"
     if "v1" in kernel:
         changes["attention_speed"] = 0.6
@@ -185,7 +189,13 @@ def account_of(row: Row) -> Account:
     if row.table.startswith("hagemann"):
         changes["fused_norm"] = "rms" in kernel
         # bf16 gradients without an fp32 buffer: nothing larger fits in the runs that ran
-        changes |= {"fused_activation": False, "gradient_bytes": 2.0, "balances_head": True, "parallel_logits": False, "logit_bytes": 14.0}
+        changes |= {
+            "fused_activation": False,
+            "gradient_bytes": 2.0,
+            "balances_head": True,
+            "parallel_logits": False,
+            "logit_bytes": 14.0,
+        }
     if account.name == "torchtitan" and not row["framework_version"].startswith("0.3"):
         changes["copies_attention_output"] = False
         if "bf16 params" in row["precision"]:
@@ -212,7 +222,10 @@ def _checkpoint(row: Row) -> dict[str, Any]:
     modules = re.search(r"mlp|\bmoe\b|moe_act|norm|mla_up_proj|shared_expert", text)
     if text.startswith("selective") and modules:
         # named modules: about the share of a block's kept tensors that stays
-        return {"activation_checkpoint": "memory_budget", "memory_budget": 0.45 if "mlp" in text or "moe," in text else 0.75}
+        return {
+            "activation_checkpoint": "memory_budget",
+            "memory_budget": 0.45 if "mlp" in text or "moe," in text else 0.75,
+        }
     if text.startswith(("selective", "minimal")):
         return {"activation_checkpoint": "selective"}
     return {}

@@ -48,8 +48,7 @@ def _print(document: dict[str, Any]) -> None:
         if group["n"] < 2:
             continue
         numbers = [
-            _number(group[key])
-            for key in ("spearman", "top1_regret_pct", "top3_regret_pct", "step_time_mape_pct")
+            _number(group[key]) for key in ("spearman", "top1_regret_pct", "top3_regret_pct", "step_time_mape_pct")
         ]
         best = "rejected" if group["best_rejected"] else ""
         table.add_row(
