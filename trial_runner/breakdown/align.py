@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trial_runner.breakdown import names
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.trace import Trace
 
 
 CLOCK_TOLERANCE_NS = 20_000
 """Offsets between two ranks' clocks below this are no offsets."""
+
+APART_NS = 1_000_000
+"""A rank may seem to finish this much before the last has come, ns; beyond it they are different collectives."""
 
 FAR_LONGER = 2.0
 """A communication that lasts longer than this many times the fastest of its class has waited."""
@@ -27,6 +29,10 @@ FLOOR_LATENCY_NS = 1_000_000
 
 UNKNOWN_SIZE_NS = 50_000_000
 """Longest transfer credited to a communication of unknown size: 2.5 GB at 50 GB/s."""
+
+
+MEETING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Kinds in which no rank can finish before the last has come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +66,24 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     groups = _match(by_rank, found, warnings) if len(by_rank) > 1 else []
     offsets = _offsets(by_rank, groups)
     matches = []
+    apart = 0
     for items, complete in groups:
         ready = {rank: _common(by_rank[rank], offsets[rank], item.start) for rank, item in items.items()}
+        done = min(_common(by_rank[rank], offsets[rank], item.end) for rank, item in items.items())
         last = max(ready.values())
+        if last > done + APART_NS:
+            apart += 1
+            continue
         for rank, item in items.items():
             arrival = last - by_rank[rank].origin_ns + offsets[rank]
             item.arrival = min(max(arrival, item.start), item.end)
             item.complete = complete
         matches.append(Match(items=items, ready=ready, complete=complete))
+    if apart:
+        warnings.append(
+            f"{apart} of {len(groups)} pairings of collectives across ranks do not meet in time (events are missing in "
+            "a trace, or groups have no names); they were not matched"
+        )
     _set_transfers([item for items in found.values() for item in items])
     shifted = [f"rank {rank}: {offset / 1e3:+.1f} µs" for rank, offset in offsets.items() if offset]
     if shifted:
@@ -85,7 +101,7 @@ def _match(
     classes: dict[object, dict[int, list[Communication]]] = defaultdict(lambda: defaultdict(list))
     for rank, items in found.items():
         for item in items:
-            if item.kind not in (names.P2P, names.UNKNOWN_COLLECTIVE, "peer_copy"):
+            if item.kind in MEETING:
                 classes[(*item.key, item.primary)][rank].append(item)
     world = max((trace.world_size or 0 for trace in by_rank.values()), default=0)
     groups: list[tuple[dict[int, Communication], bool]] = []
@@ -140,7 +156,7 @@ def _set_transfers(items: list[Communication]) -> None:
     for item in items:
         begin = item.start if item.arrival is None else item.arrival
         lasted = item.end - begin
-        if item.complete or item.kind == names.P2P:
+        if item.complete or item.kind == "p2p":
             item.transfer_start = begin
             continue
         if item.size_bytes is None:

@@ -62,7 +62,7 @@ def compute_rows(links: Links, communication: list[Communication]) -> NDArray[np
     """The events of a trace that are compute.
 
     On a device: kernels that are no communication, and fills and copies inside the device. Without one: CPU operators
-    that have no children, describe more than memory and are no part of a communication.
+    that have no children, describe more than memory and are not on a thread that only communicates.
     """
     trace = links.trace
     if links.on_device:
@@ -72,7 +72,9 @@ def compute_rows(links: Links, communication: list[Communication]) -> NDArray[np
     rows = trace.rows(OPERATOR)
     work = trace.named(_leaves(trace, rows), names.is_cpu_work)
     gloo = np.array([item.row for item in communication if item.primary], dtype=np.intp)
-    return work[~links.called_inside(work, links.windows(gloo))] if len(gloo) else work
+    inside = links.called_inside(work, links.windows(gloo))
+    own_work = np.unique(trace.thread[work[~inside]])
+    return work[np.isin(trace.thread[work], own_work)]
 
 
 def _inside_device(name: str) -> bool:

@@ -203,14 +203,17 @@ def _guess_dimensions(found: list[Communication], links: Links) -> None:
     unknown = [item for item in found if not item.dimension]
     if not unknown:
         return
-    rows = np.array([item.row for item in unknown], dtype=np.intp)
-    backward = links.called_inside(rows, links.backward)
+    ever = intervals.join(*links.backward.values())
+    begun = np.array([item.start for item in unknown], dtype=np.int64)
+    called = links.called_at[np.array([item.row for item in unknown], dtype=np.intp)]
+    backward = intervals.contains(ever, np.where(called >= 0, called, begun))
     reduces = [bool(late) for item, late in zip(unknown, backward) if item.kind == "all_reduce"]
     early = sum(1 for late in reduces if not late)
+    tensor = early >= 8 and early > len(reduces) / 4
     for item in unknown:
         if item.kind == names.P2P:
             item.dimension = "PP"
         elif item.kind == "all_to_all":
             item.dimension = "EP"
         elif item.kind == "all_reduce" and links.backward:
-            item.dimension = "TP" if early > len(reduces) / 4 else "DP"
+            item.dimension = "TP" if tensor else "DP"

@@ -42,6 +42,7 @@ def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
     1. By marks: operators that run forward (they carry an autograd sequence number and no forward thread) inside a
        node of the backward engine, the forward part of a reentrant checkpoint's node, frames of
        ``torch/utils/checkpoint.py``, annotations that say recompute. Everything these launch counts, GEMM or not.
+       Where every forward operator has its number and no graph is compiled, the absence of marks means no recompute.
     2. Else by shapes: a forward product of M, N, K has two in backward with the same three lengths; more of them, and
        forward attention inside backward, are recompute. Fused kernels of a compiled backward are not told apart.
     3. Else by the ratio of GEMM times: backward above twice forward. Slower backward GEMMs within
@@ -57,6 +58,8 @@ def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
         again |= backward & intervals.contains(anywhere, links.called_at[rows])
     if again.any():
         return Recompute(again=again, ratio_ns=0, basis="forward operators inside backward")
+    if _tells_all(links):
+        return none
     by_shape = _by_shapes(links, rows, backward)
     if by_shape is not None:
         return Recompute(again=by_shape, ratio_ns=0, basis="shapes" if by_shape.any() else "")
@@ -82,6 +85,17 @@ def _marks(links: Links) -> tuple[dict[int, Intervals], Intervals]:
     marked = np.flatnonzero((trace.lane == PYTHON) | (trace.lane == ANNOTATION))
     marked = trace.named(marked, names.is_checkpoint)
     return windows, intervals.union(trace.start[marked], trace.end[marked])
+
+
+def _tells_all(links: Links) -> bool:
+    """Whether recompute, if there were any, would have left marks: eager operators with autograd's numbers."""
+    trace = links.trace
+    operators = trace.rows(OPERATOR)
+    compiled = trace.named(operators, lambda name: "CompiledFunction" in name or name.startswith("Torch-Compiled"))
+    if len(compiled):
+        return False
+    numbered = operators[(trace.sequence[operators] >= 0) & (trace.forward_thread[operators] == 0)]
+    return len(trace.named(numbered, lambda name: name.startswith("aten::"))) > 0
 
 
 def _by_shapes(links: Links, rows: NDArray[np.intp], backward: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
