@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from trial_runner.breakdown import intervals
 from trial_runner.breakdown import names
 from trial_runner.breakdown.communication import Communication
+from trial_runner.breakdown.cpu_work import cpu_work
 from trial_runner.breakdown.intervals import Intervals
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.recompute import find_recompute
@@ -61,16 +62,15 @@ class Owned:
 def compute_rows(links: Links, communication: list[Communication]) -> NDArray[np.intp]:
     """The events of a trace that are compute.
 
-    On a device: kernels that are no communication, and fills and copies inside the device. Without one: CPU operators
-    that have no children, describe more than memory and are not on a thread that only communicates.
+    On a device: kernels that are no communication, and fills and copies inside the device. Without one: the CPU
+    operators of :func:`cpu_work` that are not on a thread that only communicates.
     """
     trace = links.trace
     if links.on_device:
         kernels = trace.named(trace.rows(KERNEL), lambda name: names.kernel_kind(name) != names.COMMUNICATION)
         copies = trace.named(trace.rows(MEMORY), _inside_device)
         return np.sort(np.concatenate([kernels, copies]))
-    rows = trace.rows(OPERATOR)
-    work = trace.named(_leaves(trace, rows), names.is_cpu_work)
+    work = cpu_work(trace)
     gloo = np.array([item.row for item in communication if item.primary], dtype=np.intp)
     inside = links.called_inside(work, links.windows(gloo))
     own_work = np.unique(trace.thread[work[~inside]])
@@ -79,18 +79,6 @@ def compute_rows(links: Links, communication: list[Communication]) -> NDArray[np
 
 def _inside_device(name: str) -> bool:
     return not any(word in name for word in ("HtoD", "DtoH", "PtoP", "Host", "Pageable", "Pinned"))
-
-
-def _leaves(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Those of ``rows`` without another of them inside, by thread (views and allocations inside do not count)."""
-    rows = trace.named(rows, lambda name: names.is_cpu_work(name) or names.is_comm_operator(name))
-    keep = []
-    for thread in np.unique(trace.thread[rows]):
-        mine = rows[trace.thread[rows] == thread]
-        if len(mine):
-            last = np.append(trace.start[mine][1:] >= trace.end[mine][:-1], True)
-            keep.append(mine[last])
-    return np.sort(np.concatenate(keep)) if keep else rows
 
 
 def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list[Communication]) -> Owned:

@@ -286,18 +286,23 @@ def _is_shaped(name: str) -> bool:
 
 def _floats(values: list[Any]) -> np.ndarray:
     """Microseconds as float64; what is no number becomes NaN. Text such as ``"1495175212670.754"`` is a number."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_one(value, float, math.nan) for value in values], dtype=np.float64)
+    return _column(values, np.float64, lambda value: _one(value, float, math.nan))
 
 
 def _integers(values: list[Any]) -> np.ndarray:
     """Identifiers as int64; what is none becomes -1."""
+    return _column(values, np.int64, _identifier)
+
+
+def _column(values: list[Any], dtype: type, mend: Callable[[Any], Any]) -> np.ndarray:
+    """All values at once where they are plain numbers, else one by one through ``mend``."""
     try:
-        return np.array(values, dtype=np.int64)
+        found = np.array(values, dtype=dtype)
+        if found.shape == (len(values),):
+            return found
     except (TypeError, ValueError, OverflowError):
-        return np.array([_identifier(value) for value in values], dtype=np.int64)
+        pass
+    return np.array([mend(value) for value in values], dtype=dtype)
 
 
 def _identifier(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Synthetic traces over many shapes: the parts are recovered exactly, and time is conserved whatever the trace holds."""
+"""Synthetic traces over many shapes: parts are recovered exactly, and time is conserved whatever a trace holds."""
 
 from __future__ import annotations
 
@@ -131,8 +131,20 @@ def test_straggler_and_transfer_are_separated_exactly(rounds: list[tuple[list[in
 
 
 names = st.sampled_from(
-    [synth.GEMM, synth.ALL_REDUCE, synth.SEND_RECV, "mystery", "gloo:all_reduce", "aten::mm", synth.NEXT_BATCH]
-    + ["ProfilerStep#1", "ProfilerStep#2", "autograd::engine::evaluate_function: X", "Memcpy HtoD", "nccl:all_gather"]
+    [
+        synth.GEMM,
+        synth.ALL_REDUCE,
+        synth.SEND_RECV,
+        "mystery",
+        "gloo:all_reduce",
+        "aten::mm",
+        synth.NEXT_BATCH,
+        "ProfilerStep#1",
+        "ProfilerStep#2",
+        "autograd::engine::evaluate_function: X",
+        "Memcpy HtoD",
+        "nccl:all_gather",
+    ]
 )
 soup = st.lists(
     st.tuples(
