@@ -189,11 +189,13 @@ class SearchSection(Section):
                 knobs[BY_NAME[key].name] = values.pop(key)
         return {**values, "knobs": knobs}
 
-    @field_validator("knobs")
+    @field_validator("knobs", mode="before")
     @classmethod
     def _typed_values(cls, knobs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
         typed: dict[str, tuple[Any, ...]] = {}
         for name, values in knobs.items():
+            if name not in BY_NAME:
+                raise ValueError(f"unknown knob {name!r}")
             allowed = values if isinstance(values, (list, tuple)) else [values]
             if not allowed:
                 raise ValueError(f"knob {name}: the list of allowed values is empty")

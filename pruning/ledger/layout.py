@@ -1,0 +1,168 @@
+"""The degrees of every candidate as float arrays, and what follows from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from search_space.candidate import SCHEDULES
+from search_space.pool import Pool
+from search_space.setting import Setting
+from search_space.stages import split_layers
+from search_space.stages import stage_ranks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees and sizes, each an array of shape (n,) of float64."""
+
+    pool: Pool
+    """The candidates."""
+
+    setting: Setting
+    """What is fixed for all of them."""
+
+    tp: np.ndarray
+    """Tensor-parallel ranks."""
+
+    pp: np.ndarray
+    """Pipeline ranks."""
+
+    vp: np.ndarray
+    """Stages per pipeline rank."""
+
+    cp: np.ndarray
+    """Context-parallel ranks."""
+
+    ep: np.ndarray
+    """Expert-parallel ranks."""
+
+    replicate: np.ndarray
+    """Copies of the sharded model."""
+
+    shard: np.ndarray
+    """Ranks over which the state of one copy is sharded (data-parallel shard × context parallel)."""
+
+    dp: np.ndarray
+    """Data-parallel ranks, replicate × shard knob."""
+
+    micro_batch: np.ndarray
+    """Sequences in one forward pass."""
+
+    micro_batches: np.ndarray
+    """Forward passes per step and data-parallel rank."""
+
+    tokens: np.ndarray
+    """Tokens of one micro-batch on one context-parallel rank."""
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def flag(self, knob: str) -> np.ndarray:
+        """A switch or count column as float64, shape (n,)."""
+        return self.pool[knob].astype(np.float64)
+
+    def is_code(self, knob: str, code: int) -> np.ndarray:
+        """Mask of the candidates whose coded knob has that code, shape (n,)."""
+        return self.pool[knob] == code
+
+
+def layout_of(pool: Pool, setting: Setting) -> Layout:
+    """The layout arrays of a pool."""
+    column = {name: pool[name].astype(np.float64) for name in (*_DEGREES, "micro_batch")}
+    replicate, shard = column["data_parallel_replicate"], column["data_parallel_shard"]
+    dp = replicate * shard
+    micro_batch = column["micro_batch"]
+    return Layout(
+        pool=pool,
+        setting=setting,
+        tp=column["tensor_parallel"],
+        pp=column["pipeline_parallel"],
+        vp=column["virtual_stages"],
+        cp=column["context_parallel"],
+        ep=column["expert_parallel"],
+        replicate=replicate,
+        shard=shard * column["context_parallel"],
+        dp=dp,
+        micro_batch=micro_batch,
+        micro_batches=np.maximum(1.0, np.floor(setting.global_batch_seqs / (dp * micro_batch))),
+        tokens=micro_batch * setting.seq_len / column["context_parallel"],
+    )
+
+
+_DEGREES = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_stages",
+    "context_parallel",
+    "expert_parallel",
+    "data_parallel_replicate",
+    "data_parallel_shard",
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What each pipeline rank holds, arrays of shape (n, ranks); ranks that do not exist hold nothing."""
+
+    exists: np.ndarray
+    """Whether the candidate has that pipeline rank."""
+
+    layers: np.ndarray
+    """Transformer blocks on the rank."""
+
+    first: np.ndarray
+    """1 where the rank holds the embedding."""
+
+    last: np.ndarray
+    """1 where the rank holds the head and the loss."""
+
+
+def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the first row of every distinct combination, and each row's combination.
+
+    Returns:
+        ``(positions, inverse)``: arrays of shape (k,) and (n,).
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values = column.astype(np.int64)
+        span = int(values.max(initial=0)) + 1
+        code = code * span + values
+        if code.max(initial=0) > 1 << 22:
+            code = np.unique(code, return_inverse=True)[1]
+    positions, inverse = np.unique(code, return_index=True, return_inverse=True)[1:]
+    return positions, inverse
+
+
+def ranks_of(layout: Layout) -> Ranks:
+    """Blocks, embedding and head by pipeline rank. Candidates with more stages than layers hold nothing."""
+    pool, n = layout.pool, len(layout)
+    width = int(pool["pipeline_parallel"].max(initial=1))
+    schedule, pp, vp = pool["schedule"], pool["pipeline_parallel"], pool["virtual_stages"]
+    positions, inverse = distinct(schedule, pp, vp)
+    table = np.zeros((4, len(positions), width))
+    total = layout.setting.shape.layers
+    for row, i in enumerate(positions):
+        name, p, v = SCHEDULES[int(schedule[i])], int(pp[i]), int(vp[i])
+        table[0, row, :p] = 1
+        if p * v > total:
+            continue
+        homes = stage_ranks(name, p, v)
+        for home, held in zip(homes, split_layers(total, p * v)):
+            table[1, row, home] += held
+        table[2, row, homes[0]] = 1
+        table[3, row, homes[-1]] = 1
+    if n == 0:
+        table = np.zeros((4, 1, width))
+        inverse = np.zeros(0, dtype=np.int64)
+    exists, layers, first, last = (part[inverse] for part in table)
+    return Ranks(exists.astype(bool), layers, first, last)
+
+
+def total(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The element-wise sum of arrays (at least one)."""
+    return reduce(np.add, arrays)

@@ -1,0 +1,134 @@
+"""Step time as ideal time plus seven losses, with the variance that uncertain coefficients leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pruning.accounts.account import Account
+from pruning.coefficients import Coefficients
+from pruning.coefficients import NAMES
+from pruning.ledger.communication import context_traffic
+from pruning.ledger.communication import data_traffic
+from pruning.ledger.communication import expert_traffic
+from pruning.ledger.communication import pipeline_traffic
+from pruning.ledger.communication import tensor_traffic
+from pruning.ledger.compute import block_work
+from pruning.ledger.compute import head_work
+from pruning.ledger.compute import recompute_share
+from pruning.ledger.layout import Layout
+from pruning.ledger.layout import Ranks
+from pruning.ledger.layout import total
+from pruning.ledger.parameters import local_parameters
+from pruning.ledger.pipeline import Flow
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The losses of one step."""
+
+    parts: dict[str, np.ndarray]
+    """Seconds by part, shape (n,) each."""
+
+    variance: np.ndarray
+    """Variance of the logarithm of the step time from the coefficients' uncertainty, shape (n,)."""
+
+
+def hidden_time(communication: np.ndarray, compute: np.ndarray, exposed: float) -> np.ndarray:
+    """Seconds of communication that stay visible beside ``compute`` seconds.
+
+    At least the share ``exposed`` of it (first and last pieces, contention for multiprocessors), and all that
+    exceeds the compute.
+    """
+    return np.maximum(exposed * communication, communication - (1 - exposed) * compute)
+
+
+def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients) -> StepTime:
+    """Ideal time is lost to seven parts; the sum of all is the step time.
+
+    Useful kernel time is the mean over pipeline ranks; what uneven ranks add counts as bubble.
+    """
+    setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
+    value = coefficients.value
+    m, pp = layout.micro_batches, layout.pp
+    block, head = block_work(layout, coefficients), head_work(layout, coefficients)
+    blocks = shape.layers / pp
+    gemm = 3 * m * (blocks * block.gemm_s + head.gemm_s / pp)
+    attention = 3.2 * m * blocks * block.attention_s
+    elementwise = 2.5 * m * (blocks * block.elementwise_s + head.elementwise_s / pp)
+    again = recompute_share(layout)
+    recompute = m * blocks * again * block.gpu_s
+    local = local_parameters(layout)
+    state = local / (layout.shard if account.sharded else np.where(layout.flag("zero_stage") >= 1, layout.dp, 1))
+    optimizer = 30.0 * state / (hardware.memory_bandwidth * value("memory_efficiency"))
+    micro_gpu = (gemm + attention + elementwise + recompute) / m
+    kernels = (3.0 + again) * blocks * block.kernels + 3.0 * head.kernels / pp
+    micro_cpu = kernels * value("launch_s")
+    launch = m * ((micro_gpu**4 + micro_cpu**4) ** 0.25 - micro_gpu)
+
+    tensor = tensor_traffic(layout, ranks, coefficients)
+    context = context_traffic(layout, coefficients)
+    expert = expert_traffic(layout, coefficients)
+    sends = pipeline_traffic(layout, coefficients)
+    data = data_traffic(layout, account, coefficients)
+    async_tp = 1 - 0.5 * layout.flag("async_tp")
+    tensor_s = value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
+    sends_s = value("pipeline_exposed") * sends.time_s
+    busy = micro_gpu * m + launch + tensor_s
+    slots = np.where(account.sharded & (pp == 1), m, 1.0)
+    data_s = hidden_time(total(t.time_s for t in data), busy / m * slots * 0.9, value("data_exposed"))
+
+    useful_blocks = np.maximum(1e-30, m * blocks * block.gpu_s * 3)
+    head_ratio = 3 * m * (head.gemm_s + head.elementwise_s) / useful_blocks * blocks
+    weights = ranks.layers + ranks.last * head_ratio[:, None]
+    mean = weights.sum(axis=1) / pp
+    imbalance = weights.max(axis=1, initial=0) / np.where(mean > 0, mean, 1) - 1
+    bubble = busy * np.where(pp > 1, imbalance + flow.bubble * (1 + imbalance), 0.0)
+
+    nodes = np.maximum(1.0, setting.num_devices / 8)
+    straggler = value("straggler_share") * (1 + np.log2(nodes)) * busy
+    wait = value("data_wait_share") * busy
+    overhead = value("step_overhead_s") + 0 * busy
+    useful = gemm + attention + elementwise + optimizer
+    parts = {
+        "bubble": bubble,
+        "exposed_communication": tensor_s + sends_s + data_s,
+        "recompute": recompute,
+        "data_wait": wait,
+        "kernel_efficiency": useful - setting.ideal_s,
+        "cpu_launch": launch + overhead,
+        "straggler": straggler,
+    }
+    whole = setting.ideal_s + total(parts.values())
+    stretched = 1 + bubble / np.maximum(busy, 1e-30)
+    kernel_share = micro_gpu / np.maximum((micro_gpu**4 + micro_cpu**4) ** 0.25, 1e-30)
+    owned = {
+        "gemm_efficiency": (gemm + again * m * blocks * block.gemm_s) * stretched * kernel_share**3,
+        "gemm_half_size": 0.3 * gemm * stretched * kernel_share**3,
+        "attention_efficiency": attention * stretched * kernel_share**3,
+        "memory_efficiency": elementwise * stretched * kernel_share**3 + optimizer,
+        "launch_s": launch * stretched + (1 - kernel_share) * micro_cpu * m,
+        "domain_share": np.where(tensor.network, 0, tensor_s) * stretched
+        + sum(np.where(t.network, 0, 1) * t.time_s for t in data)
+        * data_s
+        / np.maximum(1e-30, total(t.time_s for t in data)),
+        "network_share": np.where(tensor.network, tensor_s, 0) * stretched
+        + sends_s
+        + sum(np.where(t.network, 1, 0) * t.time_s for t in data)
+        * data_s
+        / np.maximum(1e-30, total(t.time_s for t in data)),
+        "tensor_exposed": tensor_s * stretched,
+        "data_exposed": data_s,
+        "pipeline_exposed": sends_s,
+        "straggler_share": straggler,
+        "data_wait_share": wait,
+        "step_overhead_s": overhead,
+    }
+    sensitivity = np.zeros((len(layout), len(NAMES)))
+    for name, seconds in owned.items():
+        sensitivity[:, NAMES.index(name)] = seconds / whole
+    for name in ("gemm_efficiency", "attention_efficiency", "memory_efficiency", "domain_share", "network_share"):
+        sensitivity[:, NAMES.index(name)] *= -1
+    variance = ((sensitivity @ coefficients.covariance()) * sensitivity).sum(axis=1)
+    return StepTime(parts, variance)

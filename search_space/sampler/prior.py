@@ -1,0 +1,41 @@
+"""What a sampler is told about a pool: predictions as arrays, from whoever makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """Predictions over a pool of n candidates; every array has shape (n,)."""
+
+    log_step_time: np.ndarray
+    """Natural logarithm of the predicted step time in seconds."""
+
+    sigma: np.ndarray
+    """Standard deviation of that prediction."""
+
+    cost: np.ndarray
+    """Predicted cost of a trial, device-seconds."""
+
+    allowed: np.ndarray
+    """Mask of the candidates that may be proposed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is known of the candidates that were asked: positions in the pool and their values."""
+
+    measured: np.ndarray
+    """Positions that have a value, shape (k,)."""
+
+    log_step_time: np.ndarray
+    """Their values, natural logarithm of seconds, shape (k,)."""
+
+    running: np.ndarray
+    """Positions that are running now, shape (r,)."""
+
+    asked: np.ndarray
+    """Positions that may not be asked again, shape (a,)."""

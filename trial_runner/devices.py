@@ -1,0 +1,70 @@
+"""What this machine has: devices, and the peak that a matrix product reaches on a CPU slot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+
+_PEAK_PROGRAM = """
+import sys, time, torch
+torch.set_num_threads(int(sys.argv[1]))
+dtype = getattr(torch, sys.argv[2])
+n = 1024
+a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
+best = 0.0
+until = time.perf_counter() + float(sys.argv[3])
+while time.perf_counter() < until:
+    start = time.perf_counter()
+    a @ b
+    best = max(best, 2 * n**3 / (time.perf_counter() - start))
+print(best)
+"""
+
+
+def num_gpus() -> int:
+    """GPUs that a process on this machine may use, without importing torch into this one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
+    return len(gpu_names())
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that the driver lists; empty without a driver."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in listing.stdout.splitlines() if line.strip()] if listing.returncode == 0 else []
+
+
+def num_cpu_slots() -> int:
+    """CPU cores that this process may run on: one slot each."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_peak_flops(precision: str = "fp32", threads: int = 1, seconds: float = 2.0) -> float:
+    """FLOP/s that the best of many 1,024-wide matrix products reaches on one CPU slot.
+
+    Measured in a child process, once per study: it is the declared peak that MFU on a CPU divides by.
+
+    Args:
+        precision: ``fp32`` or ``bf16``.
+        threads: cores of one slot.
+        seconds: how long to measure.
+    """
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", _PEAK_PROGRAM, str(threads), dtype, str(seconds)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tempfile.gettempdir(),
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)},
+    )
+    return float(child.stdout.split()[-1])

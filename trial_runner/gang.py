@@ -1,0 +1,204 @@
+"""A gang's share of one node: starts the rank processes of a trial, watches them, stops them for good."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from dataclasses import field
+import json
+import os
+from pathlib import Path
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from trial_runner.spec import rank_log
+from trial_runner.spec import TrialSpec
+
+
+KILL_GRACE_S = 5.0
+"""Longest time between the decision to stop a gang and its processes being gone, seconds."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class GangState:
+    """What is known of a running node-share."""
+
+    pids: dict[int, int] = field(default_factory=dict)
+    """Process id by rank."""
+
+    exit_codes: dict[int, int | None] = field(default_factory=dict)
+    """Exit code by rank; negative for a signal, None for a rank that had to be killed."""
+
+    exit_unix_s: dict[int, float] = field(default_factory=dict)
+    """When each rank ended, seconds since the epoch."""
+
+    ended: str | None = None
+    """Why it is over (``done``, ``failed``, ``timeout``, ``stopped``, ``killed``), or None while it runs."""
+
+
+class NodeShare:
+    """The rank processes of one trial on one node."""
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        *,
+        ranks: list[int],
+        node: int,
+        master: tuple[str, int],
+        deadline_s: float,
+        devices: list[str] | None = None,
+    ) -> None:
+        """Start the ranks.
+
+        Args:
+            spec: the trial's order.
+            ranks: global rank numbers of this node-share.
+            node: index of this node in the gang.
+            master: address and port of the rendezvous.
+            deadline_s: seconds of wall time after which the ranks are killed, whatever happens to us.
+            devices: device ids that the ranks may use, one a rank; None leaves visibility as it is.
+        """
+        self.state = GangState()
+        folder = Path(spec.folder)
+        spec_path = folder / f"order-node{node}.json"
+        spec.write(spec_path)
+        orders = []
+        for local, rank in enumerate(ranks):
+            log = rank_log(folder, rank)
+            log.write_bytes(b"")
+            orders.append(
+                {
+                    "rank": rank,
+                    "argv": [sys.executable, "-P", "-m", "trial_runner.rank", str(spec_path)],
+                    "env": rank_environment(spec, rank, local, len(ranks), node, master, devices),
+                    "log": str(log),
+                    "cwd": str(folder),
+                }
+            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-S", str(Path(__file__).with_name("warden.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            cwd=folder,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write((json.dumps({"ranks": orders, "deadline_s": deadline_s}) + "\n").encode())
+        self._process.stdin.flush()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def group(self) -> int:
+        """Process group of the warden and everything it started."""
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            facts: dict[str, Any] = json.loads(line)
+            if facts["event"] == "rank":
+                self.state.pids[facts["rank"]] = facts["pid"]
+            elif facts["event"] == "exit":
+                self.state.exit_codes[facts["rank"]] = facts["code"]
+                self.state.exit_unix_s[facts["rank"]] = facts["unix_s"]
+            elif facts["event"] == "end":
+                self.state.ended = facts["why"]
+        self._process.wait()
+        if self.state.ended is None:
+            self.state.ended = "killed"
+
+    def poll(self) -> GangState:
+        """The present state; ``ended`` is only set once every process of the group is gone."""
+        if self.state.ended is not None and group_alive(self.group):
+            return GangState(self.state.pids, self.state.exit_codes, self.state.exit_unix_s, None)
+        return self.state
+
+    def stop(self) -> GangState:
+        """Stop the ranks and wait until nothing of the group is left (at most :data:`KILL_GRACE_S`)."""
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"stop\n")
+            self._process.stdin.close()
+        until = time.monotonic() + KILL_GRACE_S / 2
+        while time.monotonic() < until and self.poll().ended is None:
+            time.sleep(0.02)
+        if self.poll().ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
+            self._reader.join(timeout=KILL_GRACE_S / 2)
+        return self.state
+
+
+def group_alive(group: int) -> bool:
+    """Whether a process of the group still exists (zombies that wait for their parent do not count)."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    import psutil
+
+    for process in psutil.process_iter(["pid", "status"]):
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.info["pid"]) == group:
+                return True
+    return False
+
+
+def rank_environment(
+    spec: TrialSpec,
+    rank: int,
+    local_rank: int,
+    local_world: int,
+    node: int,
+    master: tuple[str, int],
+    devices: list[str] | None,
+) -> dict[str, str]:
+    """The environment of one rank: torchrun's variables, the candidate's list, device visibility."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHONPATH"))}
+    env |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        "NGPU": str(spec.world_size),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if spec.device == "cpu":
+        env |= {
+            "OMP_NUM_THREADS": str(spec.threads),
+            "MKL_NUM_THREADS": str(spec.threads),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+    elif devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    source = package_root()
+    if source is not None:
+        env["PYTHONPATH"] = source
+    return env | spec.env
+
+
+def package_root() -> str | None:
+    """Folder to put on a rank's import path when our packages are not installed where the rank looks; else None.
+
+    Ranks start with a safe path, so a checkout that runs by PYTHONPATH alone must name itself.
+    """
+    return str(Path(__file__).resolve().parent.parent) if "PYTHONPATH" in os.environ else None

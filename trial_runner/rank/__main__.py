@@ -1,0 +1,101 @@
+"""One rank of a trial: ``python -P -m trial_runner.rank TRIAL.json``, with torchrun's environment variables."""
+
+from __future__ import annotations
+
+import time
+
+
+STARTED = time.perf_counter()
+
+import json  # noqa: E402
+import os  # noqa: E402
+from pathlib import Path  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from typing import Any  # noqa: E402
+
+from trial_runner.rank import loading  # noqa: E402
+from trial_runner.rank.recorder import StepRecorder  # noqa: E402
+from trial_runner.rank.recorder import TrialComplete  # noqa: E402
+from trial_runner.spec import rank_error  # noqa: E402
+from trial_runner.spec import TrialSpec  # noqa: E402
+
+
+def main() -> int:
+    """Train as the order says; the exit code is 0 when every asked step was recorded."""
+    spec = TrialSpec.read(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        print(json.dumps({"trial": spec.trial, "study": spec.study, **spec.header}, indent=1), flush=True)
+    recorder = StepRecorder(spec, rank, STARTED)
+    try:
+        train(spec, recorder)
+    except TrialComplete:
+        _leave(0)
+    except BaseException as error:
+        facts = {
+            "rank": rank,
+            "unix_s": time.time(),
+            "type": type(error).__name__,
+            "module": type(error).__module__,
+            "text": str(error)[:4000],
+            "traceback": traceback.format_exc()[-8000:],
+        }
+        rank_error(Path(spec.folder), rank).write_text(json.dumps(facts))
+        traceback.print_exc()
+        _leave(1)
+    return 0
+
+
+def train(spec: TrialSpec, recorder: StepRecorder) -> None:
+    """Load the candidate's config function, build torchtitan's trainer and run its loop under the recorder."""
+    if spec.device == "cpu":
+        from trial_runner.rank import cpu
+
+        cpu.install(spec.threads)
+    from trial_runner.rank import tokens
+
+    loading.add_user_path(spec.user_path)
+    config = loading.load_function(spec.config_file, spec.config_function)()
+    recorder.event("imported")
+    if spec.device == "cpu":
+        cpu.adapt(config)
+    if spec.data == "synthetic":
+        tokens.use_synthetic_tokens(config, spec.seed)
+    prepare(config, spec)
+
+    from torchtitan.tools.logging import init_logger
+
+    init_logger()
+    trainer = config.build()
+    recorder.event("built")
+    recorder.attach(trainer)
+    trainer.train()
+
+
+def prepare(config: Any, spec: TrialSpec) -> None:
+    """Set what belongs to the measurement and not to the candidate: step count, seed, no checkpoints, no validation."""
+    config.training.steps = spec.warmup_steps + spec.steps + (2 if spec.trace else 0)
+    config.debug.seed = spec.seed
+    config.debug.enable_structured_logging = False
+    config.checkpoint.enable = False
+    config.validator.enable = False
+    config.dump_folder = os.path.join(spec.folder, "outputs")
+    config.metrics.enable_tensorboard = False
+    config.metrics.enable_wandb = False
+    config.metrics.disable_color_printing = True
+
+
+def _leave(code: int) -> None:
+    """End the process at once: tearing down process groups can hang when a peer is gone, and records are on disk."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 0:
+        import torch.distributed as dist
+
+        dist.barrier()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

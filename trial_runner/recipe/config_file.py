@@ -1,0 +1,150 @@
+"""Candidate to a Python file with a torchtitan config function: importable, diffable, reviewable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import pprint
+import re
+import textwrap
+
+from search_space.candidate import Candidate
+from search_space.errors import UserError
+from search_space.stages import stage_modules
+from trial_runner.recipe.base import BaseFunction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What the recipe fixes, in torchtitan's terms."""
+
+    seq_len: int
+    """Tokens in one sequence."""
+
+    global_batch_seqs: int
+    """Sequences in one optimizer step."""
+
+    precision: str
+    """``bf16`` or ``fp32``."""
+
+
+def microbatches(candidate: Candidate, recipe: Recipe) -> int:
+    """Micro-batches of one data-parallel rank in one optimizer step: B / (d·b).
+
+    Raises:
+        UserError: the batch does not divide.
+    """
+    count, rest = divmod(recipe.global_batch_seqs, candidate.data_parallel * candidate.micro_batch)
+    if rest or not count:
+        raise UserError(
+            f"global batch {recipe.global_batch_seqs} is no multiple of data-parallel ranks "
+            f"{candidate.data_parallel} × micro_batch {candidate.micro_batch}"
+        )
+    return count
+
+
+def function_name(base: BaseFunction, suffix: str) -> str:
+    """A Python name for a function derived from ``base``."""
+    return re.sub(r"\W", "_", f"{base.function}_{suffix}")
+
+
+def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function: str, header: str) -> str:
+    """The text of the config file.
+
+    The function calls the user's own and sets recipe and knobs on what it returns; everything else stays as the
+    user wrote it.
+
+    Args:
+        candidate: the knobs.
+        base: the user's config function.
+        recipe: sequence length, global batch, precision.
+        function: name of the function to write.
+        header: docstring of the file: study, trial, versions, evidence.
+
+    Raises:
+        UserError: the global batch does not divide, or the candidate asks for a knob that has no place in a
+            torchtitan config.
+    """
+    knobs, imports = _knob_lines(candidate, base, recipe)
+    imports[base.module] = f"{base.function} as base"
+    import_lines = [f"from {module} import {name}" for module, name in sorted(imports.items())]
+    precision = {"bf16": "bfloat16", "fp32": "float32"}[recipe.precision]
+    recipe_lines = [
+        f"config.training.seq_len = {recipe.seq_len}",
+        f"config.training.global_batch_size = {recipe.global_batch_seqs}",
+        f'config.training.mixed_precision_param = "{precision}"',
+    ]
+    body = [
+        f'"""{base.function} with {candidate.label()}."""',
+        "config = base()",
+        "# recipe: fixed, never tuned",
+        *recipe_lines,
+        "# knobs",
+        *knobs,
+        "return config",
+    ]
+    doc = '"""' + header.strip().replace("\\", "\\\\").replace('"""', "'''") + '\n"""'
+    return "\n".join(
+        [doc, "", *import_lines, "", "", f"def {function}():", textwrap.indent("\n".join(body), "    "), ""]
+    )
+
+
+def _knob_lines(candidate: Candidate, base: BaseFunction, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
+    """Assignments for the knobs, and the imports they need."""
+    count = microbatches(candidate, recipe)
+    pipelined = candidate.pipeline_parallel > 1
+    local_batch = candidate.micro_batch * count if pipelined else candidate.micro_batch
+    parallel = {
+        "data_parallel_replicate_degree": candidate.data_parallel_replicate,
+        "data_parallel_shard_degree": candidate.data_parallel_shard,
+        "tensor_parallel_degree": candidate.tensor_parallel,
+        "pipeline_parallel_degree": candidate.pipeline_parallel,
+        "context_parallel_degree": candidate.context_parallel,
+        "expert_parallel_degree": candidate.expert_parallel,
+        "fsdp_reshard_after_forward": candidate.reshard_after_forward,
+    }
+    lines = [f"config.training.local_batch_size = {local_batch}"]
+    lines += [f"config.parallelism.{name} = {value!r}" for name, value in parallel.items()]
+    if pipelined:
+        modules = pprint.pformat(stage_modules(base.shape.layers, candidate.num_stages), width=100, compact=True)
+        lines += [
+            f"config.parallelism.pipeline_parallel_schedule = {candidate.schedule!r}",
+            f"config.parallelism.pipeline_parallel_microbatch_size = {candidate.micro_batch}",
+            f"config.parallelism.module_fqns_per_model_part = {modules}",
+            "config.training.disable_cuda_graphs = True  # not supported with a pipeline",
+        ]
+    ac_line, imports = _checkpoint_line(candidate)
+    lines.append(ac_line)
+    lines.append(f"config.compile.enable = {candidate.compile}")
+    lines.append(f"config.compile.enable_async_tensor_parallel = {candidate.async_tp}")
+    if candidate.compile:
+        lines.append('config.compile.components = ["model", "loss"]')
+    if candidate.loss_chunks != base.knobs.get("loss_chunks", candidate.loss_chunks):
+        lines.append(f"config.loss.num_chunks = {candidate.loss_chunks}")
+    unsupported = {
+        "float8": candidate.float8,
+        "fsdp_bucket": candidate.fsdp_bucket != 1,
+        "accumulate_without_sync": candidate.accumulate_without_sync,
+        "forward_prefetch": candidate.forward_prefetch != 0,
+        "first_n": candidate.activation_checkpoint == "first_n",
+    }
+    asked = [name for name, wanted in unsupported.items() if wanted]
+    if asked:
+        raise UserError(
+            f"knob {', '.join(asked)}: this version plans with it but cannot run it; leave it out of [search]"
+        )
+    return lines, imports
+
+
+def _checkpoint_line(candidate: Candidate) -> tuple[str, dict[str, str]]:
+    module = "torchtitan.distributed.activation_checkpoint"
+    match candidate.activation_checkpoint:
+        case "none":
+            return "config.activation_checkpoint = None", {}
+        case "selective":
+            return "config.activation_checkpoint = SelectiveAC.Config()", {module: "SelectiveAC"}
+        case "full":
+            return "config.activation_checkpoint = FullAC.Config()", {module: "FullAC"}
+        case "memory_budget":
+            call = f"MemoryBudgetAC.Config(memory_budget={candidate.memory_budget:g})"
+            return f"config.activation_checkpoint = {call}", {module: "MemoryBudgetAC"}
+    return "config.activation_checkpoint = None", {}

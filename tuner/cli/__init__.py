@@ -1,0 +1,72 @@
+"""The command line: one module a verb, imported only when its verb is asked for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+import importlib
+import json
+import sys
+import traceback
+
+from search_space.errors import UserError
+
+
+VERBS = {
+    "start": "find the fastest configuration within a budget",
+    "resume": "go on with a study",
+    "status": "what a study has done and spent",
+    "list": "studies in this folder",
+    "report": "a study's trials, winner and the winner's diff",
+    "ui": "open the MLflow pages of a study",
+    "init": "write a commented job file for this machine",
+    "doctor": "what is installed, what is found, what would fail",
+}
+"""Verbs and their one-line helps; the module of verb ``x`` is ``tuner.cli.x`` (``list`` is ``list_``)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code of the command-line contract."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        parser, args = _parse(arguments)
+        if args.verb is None:
+            parser.print_help()
+            return 2
+        return int(args.run(args))
+    except UserError as error:
+        return _fail(str(error), 2, "--json" in arguments, debug)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130, "--json" in arguments, False)
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        hint = "" if debug else "; --debug shows where"
+        return _fail(f"a fault of ours: {type(error).__name__}: {error}{hint}", 1, "--json" in arguments, debug)
+
+
+def _fail(text: str, code: int, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"tune: {text}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"event": "error", "error": text, "exit_code": code}))
+    return code
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """Parse the arguments; only the asked verb's module is imported."""
+    parser = argparse.ArgumentParser(
+        prog="tune", description="Finds the fastest correct training configuration inside a GPU-hour budget."
+    )
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for verb, text in VERBS.items():
+        if verb == asked:
+            module = importlib.import_module(f"tuner.cli.{verb}_" if verb == "list" else f"tuner.cli.{verb}")
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(verb, help=text, add_help=False)
+    return parser, parser.parse_args(arguments)

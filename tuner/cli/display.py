@@ -1,0 +1,174 @@
+"""What `tune start` shows: a live table on a terminal, a line per event elsewhere, JSON lines for scripts."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tuner.budget import format_budget
+from tuner.cli.tables import figures
+from tuner.cli.tables import outcome_text
+from tuner.cli.tables import trial_table
+from tuner.records.layout import StudyFolder
+
+
+class Display:
+    """Base of the displays: a listener that can be entered and finished."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def finish(self, folder: StudyFolder, code: int) -> None:
+        """The study's session is over."""
+
+
+class JsonDisplay(Display):
+    """One JSON object per event on standard output; the last one is ``study_end`` with everything."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Print the event; progress is left out, it repeats several times a second."""
+        partial = event["event"] == "study_end" and "trials" not in event
+        if event["event"] not in ("progress", "planning") and not partial:
+            print(json.dumps(event), flush=True)
+
+
+class PlainDisplay(Display):
+    """One line per event."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._best: float | None = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Print what a person wants to know of the event."""
+        for line in describe(event):
+            self._console.print(line, markup=False)
+
+    def finish(self, folder: StudyFolder, code: int) -> None:
+        """Print the closing table and how to go on."""
+        print_end(self._console, folder, code)
+
+
+class LiveDisplay(Display):
+    """A table that updates in place: budget bar, trials, what runs now, the best so far."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._budget = self._spent = 0.0
+        self._trials: list[dict[str, Any]] = []
+        self._running: dict[int, dict[str, Any]] = {}
+        self._notes: list[str] = []
+        self._shown = time.monotonic()
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Update what is shown."""
+        kind = event["event"]
+        if kind == "session":
+            self._budget, self._spent = event["budget_device_s"], event["spent_device_s"]
+        elif kind in ("trial_queued", "trial_placed") or kind == "progress":
+            self._running.setdefault(event["number"], {}).update(event)
+        elif kind == "trial":
+            self._running.pop(event["number"], None)
+            self._trials.append(event)
+            self._spent += event["device_s"]
+        if kind in ("planning", "session", "pool", "ray", "warning", "stopping"):
+            self._notes += describe(event)
+        self._live.update(self._render())
+
+    def _render(self) -> Group:
+        parts: list[Any] = [Text(note, style="dim") for note in self._notes[-6:]]
+        if self._budget:
+            used = self._spent + sum(trial.get("device_s", 0.0) for trial in self._running.values())
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(
+                "budget",
+                ProgressBar(total=self._budget, completed=min(used, self._budget), width=40),
+                f"{format_budget(used)} of {format_budget(self._budget)}",
+            )
+            parts.append(bar)
+        if self._trials or self._running:
+            parts.append(trial_table(self._trials, self._running))
+        return Group(*parts)
+
+    def finish(self, folder: StudyFolder, code: int) -> None:
+        """Print the closing table and how to go on."""
+        print_end(self._console, folder, code)
+
+
+def choose_display(as_json: bool, plain: bool) -> Display:
+    """The display for how the command was called."""
+    if as_json:
+        return JsonDisplay()
+    return PlainDisplay() if plain else LiveDisplay()
+
+
+def describe(event: dict[str, Any]) -> list[str]:
+    """An event as lines for a person; empty for those that say nothing new."""
+    kind = event["event"]
+    if kind == "planning":
+        return [f"study {event['study']}: reading the model and this machine …"]
+    if kind == "session":
+        lines = [f"study {event['study']} in {event['folder']}"]
+        lines += [f"note: {note}" for note in event["notes"]]
+        spent = event["spent_device_s"]
+        already = f", {format_budget(spent)} spent before" if spent else ""
+        return [*lines, f"budget: {format_budget(event['budget_device_s'])}{already}"]
+    if kind == "pool":
+        refused = ", ".join(f"{group['count']} {group['code']}" for group in event["rejected"])
+        return [
+            f"candidates: {event['enumerated']}, feasible {event['feasible']}"
+            + (f"; refused: {refused}" if refused else "")
+        ]
+    if kind == "ray":
+        return [f"Ray {'started' if event['local'] else 'joined'}, dashboard {event['dashboard'] or 'off'}"]
+    if kind == "trial_placed":
+        predicted = event["predicted"]["step_time_s"]
+        return [f"trial {event['number']} ({event['role']}): {event['label']} · predicted {predicted:.3g} s a step"]
+    if kind == "trial":
+        return [f"trial {event['number']} {outcome_text(event)}"]
+    if kind == "winner":
+        return [f"winner: trial {event['number']} {event['label']} · {figures(event['comparison'])}"]
+    if kind == "commit":
+        return [f"committed {event['hash'][:12]} on {event['branch']} in {event['repo']} ({event['file']})"]
+    if kind == "warning":
+        return [f"warning: {event['text']}"]
+    if kind == "stopping":
+        return ["stopping: running gangs are killed, what was measured is kept (Ctrl-C again to leave at once)"]
+    return []
+
+
+def print_end(console: Console, folder: StudyFolder, code: int) -> None:
+    """The closing table of a session, why it ended, and how to go on."""
+    from tuner.cli.tables import print_summary
+    from tuner.records.summary import summarise
+
+    print_summary(console, summarise(folder), folder)
+    if code == 130:
+        console.print(f"go on with: tune resume {folder.name}", markup=False)

@@ -1,0 +1,47 @@
+"""What `start` and `resume` share: one session of a study with its display and records."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+import sys
+from typing import Any
+
+from search_space.job import Job
+from tuner.cli.display import choose_display
+from tuner.records.layout import StudyFolder
+from tuner.records.mlflow_sink import MlflowSink
+from tuner.study.plan import StudyPlan
+from tuner.study.run import run_study
+from tuner.study.run import RunOptions
+
+
+def run_session(
+    folder: StudyFolder, make: Callable[[], StudyPlan], job: Job, budget_s: float, args: argparse.Namespace
+) -> int:
+    """Plan, run, show and record; returns the exit code."""
+    display = choose_display(as_json=args.json, plain=args.plain or not sys.stdout.isatty())
+    display({"event": "planning", "study": folder.name, "budget_device_s": budget_s})
+    plan = make()
+    options = RunOptions(
+        budget_device_s=budget_s,
+        address=args.address,
+        share_nodes=args.share_nodes,
+        commit_to=args.commit_to or job.records.commit_to,
+    )
+
+    def warn(text: str) -> None:
+        display({"event": "warning", "text": text})
+
+    sink = MlflowSink(folder, args.mlflow_uri or job.records.mlflow_uri, job.records.experiment, warn)
+
+    def record(event: dict[str, Any]) -> None:
+        sink(event)
+
+    try:
+        with display:
+            code, _ = run_study(folder, plan, options, [record, display])
+    finally:
+        sink.close()
+    display.finish(folder, code)
+    return code

@@ -1,0 +1,65 @@
+"""`tune start`: find the fastest configuration within a budget."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.resources
+from typing import Any
+
+from search_space.errors import UserError
+from search_space.job import Job
+from search_space.job_file import load_job
+from search_space.job_file import parse_job
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("start", help="find the fastest configuration within a budget")
+    parser.add_argument("job", nargs="?", metavar="JOB.toml", help="job file; absent: torchtitan's llama3 debug model")
+    parser.add_argument("--study", help="name or folder of the new study (default: model and time)")
+    add_run_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options that `start` and `resume` share."""
+    parser.add_argument(
+        "--budget", help="device-hours in all: 40-gpu-hours, 90-gpu-minutes (a device is a GPU, or a CPU slot)"
+    )
+    parser.add_argument("--address", help="address of a running Ray cluster, or auto (default: a local Ray)")
+    parser.add_argument("--share-nodes", action="store_true", help="several gangs on one node; disturbs timing")
+    parser.add_argument("--mlflow-uri", help="MLflow tracking server (default: a store in the study folder)")
+    parser.add_argument("--commit-to", help="git repository for the winner's branch (default: one in the study folder)")
+    parser.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
+    parser.add_argument("--json", action="store_true", help="one JSON object per event on standard output")
+
+
+def embedded_job() -> Job:
+    """The job that `tune start` runs without a job file."""
+    text = importlib.resources.files("search_space").joinpath("default_job.toml").read_text()
+    return parse_job(text, name="the embedded default job")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Create a study and run it.
+
+    Raises:
+        UserError: bad budget, bad job, unreadable model, or no fitting cluster.
+    """
+    from tuner.budget import parse_budget
+    from tuner.cli.running import run_session
+    from tuner.records.layout import new_folder
+    from tuner.study.run import create
+    from tuner.study.run import lease
+
+    job = load_job(args.job) if args.job else embedded_job()
+    if args.budget is not None:
+        budget = parse_budget(args.budget)
+    elif job.budget.gpu_hours is not None:
+        budget = job.budget.gpu_hours * 3600
+    else:
+        raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
+    model = job.model.torchtitan or job.model.name or "model"
+    folder = new_folder(args.study, model.split(":")[-1])
+    with lease(folder):
+        return run_session(folder, lambda: create(folder, job), job, budget, args)

@@ -1,0 +1,143 @@
+"""Tables and lines that several verbs print."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tuner.budget import format_budget
+from tuner.records.layout import StudyFolder
+from tuner.records.summary import Summary
+
+
+def outcome_text(trial: dict[str, Any]) -> str:
+    """One line on how a trial ended."""
+    if trial["state"] == "measured":
+        low, high = trial["step_time_ci_s"]
+        flags = f" · {', '.join(trial['flags'])}" if trial.get("flags") else ""
+        return (
+            f"measured: {trial['step_time_s']:.4g} s a step [{low:.4g}, {high:.4g}] · MFU {trial['mfu_pct']:.1f}% · "
+            f"{trial['peak_reserved_gib']:.2f} GiB · {trial['device_s']:.0f} device-seconds{flags}"
+        )
+    failure = trial["failure"]
+    rank = f" on rank {failure['rank']}" if failure.get("rank") is not None else ""
+    first = failure["text"].splitlines()[0][:160] if failure["text"] else ""
+    return f"{trial['state']}: {failure['class']}{rank}: {first} · {trial['device_s']:.0f} device-seconds"
+
+
+def figures(comparison: dict[str, Any]) -> str:
+    """A comparison with the baseline as text."""
+    low, high = comparison["step_time_change_ci_pct"]
+    words = "significant" if comparison["significant"] else "within noise"
+    return (
+        f"step time {comparison['step_time_change_pct']:+.1f}% [{low:+.1f}, {high:+.1f}], "
+        f"MFU {comparison['mfu_points']:+.1f} points, {words}"
+    )
+
+
+def trial_table(trials: list[dict[str, Any]], running: dict[int, dict[str, Any]], winner: int | None = None) -> Table:
+    """All trials, finished and running; the best is marked."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (
+        ("#", "right"),
+        ("state", "left"),
+        ("candidate", "left"),
+        ("MFU %", "right"),
+        ("step s", "right"),
+        ("95% interval", "left"),
+        ("predicted", "right"),
+        ("GiB", "right"),
+        ("device-s", "right"),
+        ("", "left"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    measured = [trial for trial in trials if trial["state"] == "measured"]
+    best = min(measured, key=lambda trial: trial["step_time_s"], default=None)
+    for trial in trials:
+        role = trial.get("role", "search")
+        mark = "winner" if trial["number"] == winner else "best" if trial is best and winner is None else ""
+        marks = " ".join(filter(None, [role if role != "search" else "", mark]))
+        style = "bold green" if mark else "red" if trial["state"] == "failed" else None
+        if trial["state"] == "measured":
+            low, high = trial["step_time_ci_s"]
+            cells = [
+                f"{trial['mfu_pct']:.1f}",
+                f"{trial['step_time_s']:.4g}",
+                f"{low:.4g}–{high:.4g}",
+                f"{trial['predicted']['step_time_s']:.3g}",
+                f"{trial['peak_reserved_gib']:.2f}",
+            ]
+        else:
+            cells = ["", "", trial["failure"]["class"] if trial.get("failure") else "", "", ""]
+        label = trial.get("label", "")
+        table.add_row(
+            str(trial["number"]), trial["state"], label, *cells, f"{trial['device_s']:.0f}", marks, style=style
+        )
+    for number, trial in sorted(running.items()):
+        phase = trial.get("phase", "starting")
+        step = f"{trial['step_time_s']:.4g}" if "step_time_s" in trial else ""
+        what = f"{phase} {trial['step']}" if "step" in trial else phase
+        table.add_row(
+            str(number), "running", trial.get("label", ""), "", step, what, "", "", f"{trial.get('device_s', 0):.0f}", "",
+            style="cyan",
+        )  # fmt: skip
+    return table
+
+
+def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> None:
+    """Trials, budget, winner, commit; where nothing was feasible the reasons and the nearest candidates."""
+    console.print()
+    if summary.trials or summary.running:
+        console.print(trial_table(summary.trials, summary.running, summary.winner))
+        console.print()
+    counts = summary.counts
+    if counts and not counts["feasible"]:
+        print_infeasible(console, summary, folder)
+    console.print(
+        f"budget: {format_budget(summary.spent_device_s)} spent of {format_budget(summary.budget_device_s)} · "
+        f"{sum(trial['state'] == 'measured' for trial in summary.trials)} measured, "
+        f"{sum(trial['state'] == 'failed' for trial in summary.trials)} failed"
+        + (f" · ended: {summary.ended}" if summary.ended else f" · {summary.state}"),
+        markup=False,
+    )
+    if summary.winner is not None and summary.comparison is not None:
+        label = next(trial["label"] for trial in summary.trials if trial["number"] == summary.winner)
+        kept = " (the baseline)" if summary.winner == summary.baseline else ""
+        console.print(
+            f"winner: trial {summary.winner}{kept} {label} · best measured against the baseline: ", end="", markup=False
+        )
+        console.print(figures(summary.comparison), markup=False)
+    if summary.commit is not None:
+        commit = summary.commit
+        console.print(f"commit: {commit['hash']} on branch {commit['branch']} of {commit['repo']}", markup=False)
+        console.print(f"  git -C {commit['repo']} show {commit['branch']}", markup=False)
+    if summary.winner is not None:
+        console.print(f"more: tune report {summary.study} · tune ui {summary.study}", markup=False)
+
+
+def print_infeasible(console: Console, summary: Summary, folder: StudyFolder) -> None:
+    """Grouped reasons and the refused candidates nearest to feasible."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="no candidate is feasible", title_justify="left")
+    table.add_column("reason")
+    table.add_column("refused", justify="right")
+    table.add_column("example")
+    for group in summary.counts["rejected"]:
+        table.add_row(group["code"], str(group["count"]), group["example"])
+    console.print(table)
+    for miss in summary.near_misses:
+        console.print(f"nearest: {miss['label']}", markup=False)
+        for reason in miss["reasons"]:
+            console.print(f"  {reason['text']}", markup=False)
+    if folder.rejected.exists():
+        lines = sum(1 for _ in folder.rejected.open())
+        console.print(f"all reasons: {folder.rejected} ({lines} candidates)", markup=False)
+
+
+def rejected_rows(folder: StudyFolder) -> list[dict[str, Any]]:
+    """Refused candidates with their reasons, as the study wrote them."""
+    if not folder.rejected.exists():
+        return []
+    return [json.loads(line) for line in folder.rejected.read_text().splitlines()]

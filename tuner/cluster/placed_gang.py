@@ -1,0 +1,199 @@
+"""A placed gang: a placement group with one bundle per node-share, an agent in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import contextlib
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+import time
+from typing import Any
+
+from trial_runner.gang import KILL_GRACE_S
+from trial_runner.spec import TrialSpec
+from tuner.cluster.session import ClusterSession
+
+
+AGENT_TIMEOUT_S = 60.0
+"""Longest wait for an agent's answer, seconds; after it the node counts as lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangShape:
+    """How a gang lies on nodes."""
+
+    nodes: int
+    """Nodes (node-shares)."""
+
+    ranks_per_node: int
+    """Ranks, and devices used, on each."""
+
+    held_per_node: int
+    """Devices held on each: all of the node's unless nodes are shared."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the gang."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def devices(self) -> int:
+        """Devices held, and charged."""
+        return self.nodes * self.held_per_node
+
+
+@dataclass
+class GangEnd:
+    """How a gang ended."""
+
+    ended: str
+    """``done``, ``failed``, ``timeout``, ``stopped``, ``killed`` or ``node_lost``."""
+
+    exit_codes: dict[int, int | None] = field(default_factory=dict)
+    """Exit code by rank."""
+
+    exit_unix_s: dict[int, float] = field(default_factory=dict)
+    """When each rank ended."""
+
+
+class PlacedGang:
+    """One trial's gang on the cluster, from the asking for devices to their release.
+
+    Args:
+        session: the joined cluster.
+        shape: nodes and ranks.
+        spec: the trial's order.
+        name: shown in the Ray dashboard.
+    """
+
+    def __init__(self, session: ClusterSession, shape: GangShape, spec: TrialSpec, name: str) -> None:
+        import ray
+
+        self._ray, self._shape, self._spec, self._name = ray, shape, spec, name
+        self.placed_at: float | None = None
+        self.released_at: float | None = None
+        self._agents: list[Any] = []
+        self._known: dict[int, dict[str, Any]] = {}
+        self._last_poll: dict[int, tuple[Any, float]] = {}
+        bundle = {session.resource: float(shape.held_per_node)}
+        self._resource = session.resource
+        self._group = ray.util.placement_group(
+            [dict(bundle) for _ in range(shape.nodes)],
+            strategy="STRICT_SPREAD" if shape.nodes > 1 else "STRICT_PACK",
+            name=name,
+        )
+
+    def wait_placed(self, timeout_s: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until every bundle holds its devices; the meter runs from then on.
+
+        Returns:
+            Whether the gang was placed; when not, the request is withdrawn.
+        """
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until and not interrupted():
+            if self._group.wait(timeout_seconds=0.2):
+                self.placed_at = time.monotonic()
+                return True
+        self._remove_group()
+        return False
+
+    @property
+    def device_s(self) -> float:
+        """Devices held × wall time from placement to release (to now while it runs)."""
+        if self.placed_at is None:
+            return 0.0
+        return self._shape.devices * ((self.released_at or time.monotonic()) - self.placed_at)
+
+    def start(self, deadline_s: float) -> None:
+        """Start an agent in each bundle and the ranks in each agent.
+
+        Args:
+            deadline_s: seconds from placement after which the ranks are killed.
+        """
+        ray = self._ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from tuner.cluster.agent import Agent
+
+        held = self._shape.held_per_node
+        for node in range(self._shape.nodes):
+            options: dict[str, Any] = {
+                "num_cpus": held if self._resource == "CPU" else 0,
+                "num_gpus": held if self._resource == "GPU" else 0,
+                "name": f"{self._name} node {node}",
+                "max_concurrency": 4,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    placement_group=self._group, placement_group_bundle_index=node
+                ),
+            }
+            if self._resource not in ("CPU", "GPU"):
+                options["resources"] = {self._resource: held}
+            self._agents.append(ray.remote(Agent).options(**options).remote())
+        master = ray.get(self._agents[0].rendezvous.remote(), timeout=AGENT_TIMEOUT_S)
+        assert self.placed_at is not None
+        left = max(1.0, deadline_s - (time.monotonic() - self.placed_at))
+        spec, width = asdict(self._spec), self._shape.ranks_per_node
+        ray.get(
+            [
+                agent.start.remote(spec, list(range(node * width, (node + 1) * width)), node, master, left)
+                for node, agent in enumerate(self._agents)
+            ],
+            timeout=AGENT_TIMEOUT_S,
+        )
+
+    def poll(self) -> GangEnd | None:
+        """The gang's end, or None while it runs. One failed node-share ends the gang."""
+        states = [self._ask(node, agent) for node, agent in enumerate(self._agents)]
+        ends = [state["ended"] for state in states]
+        if all(end == "done" for end in ends):
+            return self._end("done", states)
+        bad = next((end for end in ends if end not in (None, "done")), None)
+        return self._end(bad, states) if bad is not None else None
+
+    def _ask(self, node: int, agent: Any) -> dict[str, Any]:
+        """One agent's state; an agent that died or is silent counts as a lost node."""
+        ray = self._ray
+        reference, since = self._last_poll.get(node, (None, 0.0))
+        if reference is None:
+            reference, since = agent.poll.remote(), time.monotonic()
+        ready, _ = ray.wait([reference], timeout=0.05)
+        if not ready:
+            self._last_poll[node] = (reference, since)
+            silent = time.monotonic() - since > AGENT_TIMEOUT_S
+            return {"ended": "node_lost"} if silent else self._known.get(node, {"ended": None})
+        self._last_poll.pop(node, None)
+        try:
+            self._known[node] = ray.get(reference)
+        except ray.exceptions.RayError:
+            self._known[node] = {"ended": "killed"}
+        return self._known[node]
+
+    def _end(self, why: str, states: list[dict[str, Any]]) -> GangEnd:
+        end = GangEnd(why)
+        for state in states:
+            end.exit_codes |= state.get("exit_codes", {})
+            end.exit_unix_s |= state.get("exit_unix_s", {})
+        return end
+
+    def release(self) -> None:
+        """Stop what still runs, kill the agents and give the devices back; safe to call twice."""
+        if self.released_at is not None:
+            return
+        ray = self._ray
+        with contextlib.suppress(Exception):
+            running = [agent.stop.remote() for node, agent in enumerate(self._agents) if self._runs(node)]
+            if running:
+                ray.get(running, timeout=KILL_GRACE_S)
+        for agent in self._agents:
+            with contextlib.suppress(Exception):
+                ray.kill(agent)
+        self._remove_group()
+        self.released_at = time.monotonic()
+
+    def _runs(self, node: int) -> bool:
+        return self._known.get(node, {"ended": None})["ended"] is None
+
+    def _remove_group(self) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.util.remove_placement_group(self._group)

@@ -1,0 +1,128 @@
+"""The Ray session of a study: a local Ray when none is named, otherwise the named cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+from dataclasses import dataclass
+import os
+from pathlib import Path
+import socket
+import tempfile
+from typing import Any
+
+from search_space.errors import UserError
+
+
+SLOT = "tune_slot"
+"""Custom Ray resource that stands for one CPU slot on a machine without a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNode:
+    """One live node."""
+
+    node_id: str
+    """Ray's id."""
+
+    address: str
+    """IP address."""
+
+    devices: int
+    """Devices it has in all."""
+
+
+class ClusterSession:
+    """A joined Ray cluster, seen as nodes with devices."""
+
+    def __init__(self, resource: str, dashboard_url: str | None, local: bool) -> None:
+        self.resource = resource
+        self.dashboard_url = dashboard_url
+        self.local = local
+
+    def nodes(self) -> list[RayNode]:
+        """Live nodes that have devices."""
+        import ray
+
+        found = []
+        for node in ray.nodes():
+            devices = int(node["Resources"].get(self.resource, 0))
+            if node["Alive"] and devices:
+                found.append(RayNode(node_id=node["NodeID"], address=node["NodeManagerAddress"], devices=devices))
+        return found
+
+
+@contextlib.contextmanager
+def join(device: str, slots: int, address: str | None = None, folder: Path | None = None) -> Iterator[ClusterSession]:
+    """Start a local Ray, or join the one at ``address``; leave it at the end.
+
+    Args:
+        device: ``cpu`` or ``gpu``.
+        slots: CPU slots that a local Ray offers.
+        address: address of a running cluster, ``auto`` for the one on this machine.
+        folder: working folder of the driver while it is joined. Ray puts the driver's working folder on its
+            workers' import path, and a user's repository may hold packages of the same names as ours.
+
+    Raises:
+        UserError: the cluster does not answer, or has no devices.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    before = Path.cwd()
+    os.chdir(folder or tempfile.gettempdir())
+    try:
+        context = _connect(ray, device, slots, address)
+        try:
+            resource = _resource(ray, device)
+            url = getattr(context, "dashboard_url", None)
+            session = ClusterSession(resource, f"http://{url}" if url else None, address is None)
+            if not session.nodes():
+                raise UserError(
+                    f"the Ray cluster at {address or 'this machine'} has no {resource!r} devices; "
+                    f"start its nodes with GPUs, or with --resources='{{\"{SLOT}\": 2}}' for CPU slots"
+                )
+            yield session
+        finally:
+            ray.shutdown()
+    finally:
+        os.chdir(before)
+
+
+def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
+    common = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "ledgertune"}
+    if address is not None:
+        try:
+            return ray.init(address=address, **common)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(f"Ray at {address!r} does not answer: {error}") from None
+    resources = {} if device == "gpu" else {SLOT: slots}
+    return ray.init(
+        num_cpus=max(2, slots),
+        resources=resources,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        dashboard_port=_dashboard_port(),
+        object_store_memory=100 * 1024 * 1024,
+        _node_ip_address="127.0.0.1",
+        **common,
+    )
+
+
+def _resource(ray: Any, device: str) -> str:
+    if device == "gpu":
+        return "GPU"
+    return SLOT if ray.cluster_resources().get(SLOT) else "CPU"
+
+
+def _dashboard_port() -> int:
+    """Ray's usual dashboard port if it is free, else any free one."""
+    for port in (8265, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    return 8265

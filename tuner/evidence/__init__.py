@@ -1,0 +1,1 @@
+"""Evidence: the winner against the baseline, and its commit."""

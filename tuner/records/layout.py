@@ -1,0 +1,125 @@
+"""Where a study keeps its files."""
+
+from __future__ import annotations
+
+from datetime import datetime
+import os
+from pathlib import Path
+import re
+
+from search_space.errors import UserError
+
+
+def studies_root() -> Path:
+    """Folder of all studies: ``LEDGERTUNE_STUDIES``, else ``studies`` in the working directory."""
+    return Path(os.environ.get("LEDGERTUNE_STUDIES", "studies")).resolve()
+
+
+class StudyFolder:
+    """Paths inside one study's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    @property
+    def name(self) -> str:
+        """The study's name: the folder's."""
+        return self.root.name
+
+    @property
+    def facts(self) -> Path:
+        """``study.json``: what holds for the whole study."""
+        return self.root / "study.json"
+
+    @property
+    def job(self) -> Path:
+        """``job.json``: the job as it was read."""
+        return self.root / "job.json"
+
+    @property
+    def journal(self) -> Path:
+        """``journal.jsonl``: everything that happened, append-only."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def optuna(self) -> Path:
+        """``optuna.db``: Optuna's storage."""
+        return self.root / "optuna.db"
+
+    @property
+    def mlflow(self) -> Path:
+        """``mlflow``: the local MLflow store and its artifacts."""
+        return self.root / "mlflow"
+
+    @property
+    def coefficients(self) -> Path:
+        """``coefficients.json``: the calibrated ledger."""
+        return self.root / "coefficients.json"
+
+    @property
+    def rejected(self) -> Path:
+        """``rejected.jsonl``: refused candidates with their reasons."""
+        return self.root / "rejected.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """``study.lock``: held by the process that runs the study."""
+        return self.root / "study.lock"
+
+    @property
+    def repository(self) -> Path:
+        """``repository``: where the winner is committed unless the user names a repository."""
+        return self.root / "repository"
+
+    def trial(self, number: int) -> Path:
+        """Folder of one trial."""
+        return self.root / "trials" / f"{number:04d}"
+
+
+def new_folder(name: str | None, model: str) -> StudyFolder:
+    """A folder for a new study; named after the model and the time when no name is given.
+
+    Raises:
+        UserError: the folder already holds a study.
+    """
+    if name is None:
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "-", model).strip(".-") or "study"
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        root = studies_root() / f"{stem}-{stamp}"
+        count = 1
+        while root.exists():
+            count += 1
+            root = studies_root() / f"{stem}-{stamp}-{count}"
+    else:
+        root = Path(name) if os.sep in name or name.startswith(".") else studies_root() / name
+    folder = StudyFolder(root)
+    if folder.facts.exists():
+        raise UserError(
+            f"study {root} already exists; go on with it by `tune resume {name}`, or choose another --study"
+        )
+    return folder
+
+
+def find_folder(name: str | None) -> StudyFolder:
+    """The folder of an existing study: a path, a name under :func:`studies_root`, or the newest one.
+
+    Raises:
+        UserError: there is no such study; the message says where was looked.
+    """
+    if name is None:
+        found = list_folders()
+        if not found:
+            raise UserError(f"no study in {studies_root()}; start one with `tune start --budget 0.3-gpu-hours`")
+        return found[-1]
+    for root in (Path(name), studies_root() / name):
+        folder = StudyFolder(root)
+        if folder.facts.exists():
+            return folder
+    known = ", ".join(folder.name for folder in list_folders()[-8:]) or "none"
+    raise UserError(f"study {name!r} not found in {studies_root()}; there are: {known}")
+
+
+def list_folders() -> list[StudyFolder]:
+    """All studies under :func:`studies_root`, oldest first."""
+    facts = studies_root().glob("*/study.json")
+    return [StudyFolder(path.parent) for path in sorted(facts, key=lambda path: path.stat().st_mtime)]

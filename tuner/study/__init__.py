@@ -1,0 +1,1 @@
+"""A study: from a job to a winner."""

@@ -1,0 +1,47 @@
+"""Confirming the best candidate against the baseline, in turns, inside the budget's confirmation share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from search_space.candidate import Candidate
+from trial_runner.measure import read_records
+from trial_runner.measure import slowest_rank_times
+from tuner.evidence.compare import compare
+from tuner.evidence.compare import Comparison
+from tuner.study.loop import Loop
+from tuner.study.loop import StudyState
+
+
+def confirm(loop: Loop) -> None:
+    """Measure best and baseline once more each, if both fit; they count beside their first runs."""
+    state = loop.state
+    best, baseline = state.best, state.baseline
+    if best is None or baseline is None or best is baseline:
+        return
+    if any(trial["role"] == "confirm" and trial["state"] == "measured" for trial in state.trials):
+        return
+    for record in (best, baseline):
+        loop.run_one(Candidate.from_json(record["candidate"]), "confirm")
+
+
+def choose_winner(state: StudyState) -> tuple[dict[str, Any], Comparison] | None:
+    """The winner and its comparison with the baseline; the baseline wins where the gain is within noise."""
+    best, baseline = state.best, state.baseline
+    if best is None or baseline is None:
+        return None
+    ideal_s = state.plan.setting.ideal_s
+    comparison = compare(_runs(state, best), _runs(state, baseline), ideal_s)
+    if best is baseline or not comparison.significant:
+        return baseline, comparison
+    return best, comparison
+
+
+def _runs(state: StudyState, record: dict[str, Any]) -> list[np.ndarray]:
+    """Step times of every measured run of a record's candidate."""
+    same = [trial for trial in state.measured if trial["candidate"] == record["candidate"]]
+    world = state.plan.setting.num_devices
+    return [slowest_rank_times(read_records(Path(trial["folder"]), world)) for trial in same]

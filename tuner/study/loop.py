@@ -1,0 +1,330 @@
+"""The loop of a study: ask, reserve, place, watch, record, until budget or pool is at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+import json
+import time
+from typing import Any
+
+import numpy as np
+import optuna
+
+from pruning.calibration import Observation
+from search_space.candidate import Candidate
+from search_space.errors import UserError
+from search_space.hardware import GIB
+from trial_runner.failure import Failure
+from trial_runner.measure import Measurement
+from tuner.budget import Meter
+from tuner.cluster.placed_gang import GangShape
+from tuner.cluster.session import ClusterSession
+from tuner.records.journal import Journal
+from tuner.records.layout import StudyFolder
+from tuner.study.asking import Asker
+from tuner.study.knowledge import Knowledge
+from tuner.study.plan import StudyPlan
+from tuner.study.trial import TrialRun
+
+
+POLL_S = 0.2
+"""Between looks at running trials, seconds."""
+
+HEARTBEAT_S = 2.0
+"""Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
+
+TRANSIENT = ("interrupted", "no_devices", "driver_lost")
+"""Failure classes that say nothing about the candidate: it may be asked again."""
+
+Listener = Callable[[dict[str, Any]], None]
+"""Called with every event of the study."""
+
+
+@dataclass
+class StudyState:
+    """The moving parts of a study."""
+
+    plan: StudyPlan
+    folder: StudyFolder
+    journal: Journal
+    meter: Meter
+    asker: Asker
+    knowledge: Knowledge
+    listeners: list[Listener] = field(default_factory=list)
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    """Records of finished trials, earlier sessions included."""
+
+    next_number: int = 0
+    stop_asked: bool = False
+    """Set by Ctrl-C: start nothing new, stop what runs."""
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Write an event to the journal and tell every listener."""
+        line = self.journal.write(event, **facts)
+        self.tell(line)
+
+    def tell(self, line: dict[str, Any]) -> None:
+        """Tell listeners something that needs no journal."""
+        for listener in self.listeners:
+            listener(line)
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """Records of the trials that measured something."""
+        return [trial for trial in self.trials if trial["state"] == "measured"]
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        """The baseline's record, if it was measured."""
+        return next((trial for trial in self.measured if trial["role"] == "baseline"), None)
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The fastest measured trial of the search, the baseline counted."""
+        searched = [trial for trial in self.measured if trial["role"] != "confirm"]
+        return min(searched, key=lambda trial: trial["step_time_s"], default=None)
+
+
+class Loop:
+    """Runs trials of a study on a cluster.
+
+    Args:
+        state: the study.
+        session: the joined cluster.
+        share_nodes: let gangs share a node (it disturbs timing).
+    """
+
+    def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
+        self.state, self._session = state, session
+        self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
+        self._heartbeat = 0.0
+        self.reason = ""
+
+    def search(self, limit: float) -> str:
+        """Measure candidates until nothing more fits; returns why it ended.
+
+        Args:
+            limit: device-seconds that the search may have spent in all.
+        """
+        state = self.state
+        self.reason = ""
+        while True:
+            self._reap()
+            while not state.stop_asked and not self.reason and len(self._running) < self._allowed_parallel():
+                if not self._start_next(limit):
+                    break
+            if state.stop_asked:
+                self._stop_all()
+                return "interrupted"
+            if not self._running and self.reason:
+                return self.reason
+            time.sleep(POLL_S)
+
+    def run_one(self, candidate: Candidate, role: str) -> dict[str, Any] | None:
+        """Run one trial outside the search, if its worst case fits; returns its record."""
+        state = self.state
+        worst = self.shape.devices * state.knowledge.worst_s(candidate)
+        if state.stop_asked or not state.meter.fits(worst):
+            return None
+        number = self._launch(candidate, role, worst, None)
+        while number in self._running:
+            if state.stop_asked:
+                self._stop_all()
+                return None
+            self._reap()
+            time.sleep(POLL_S)
+        return state.trials[-1]
+
+    def _allowed_parallel(self) -> int:
+        """The baseline runs alone: all later bounds rest on it."""
+        return self.parallel if self.state.baseline is not None else 1
+
+    def _start_next(self, limit: float) -> bool:
+        state, knowledge = self.state, self.state.knowledge
+        job = state.plan.job
+        searched = sum(trial["role"] != "confirm" for trial in state.trials) + len(self._running)
+        if job.search.max_trials and searched >= job.search.max_trials:
+            self.reason = f"max_trials = {job.search.max_trials} reached"
+            return False
+        if state.baseline is None:
+            return self._start_baseline()
+        knowledge.wall_limit_s = float("inf")
+        if not state.asker.left:
+            self.reason = "" if self._running else "every feasible candidate was measured"
+            return False
+        if not self._running and self._nothing_can_win():
+            self.reason = "no candidate left can beat the best one, even at its optimistic end"
+            return False
+        knowledge.wall_limit_s = self._left(limit) / self.shape.devices
+        if not state.asker.left:
+            self.reason = "" if self._running else "budget: the next trial's worst case does not fit in what is left"
+            return False
+        trial, candidate = state.asker.ask()
+        self._launch(candidate, "search", self.shape.devices * knowledge.worst_s(candidate), trial)
+        return True
+
+    def _left(self, limit: float) -> float:
+        """Device-seconds that the search may still commit."""
+        meter = self.state.meter
+        return min(meter.left, limit - (meter.limit - meter.left))
+
+    def _start_baseline(self) -> bool:
+        state = self.state
+        tried = [trial for trial in state.trials if trial["role"] == "baseline" and trial["state"] == "failed"]
+        if tried:
+            failure = tried[-1]["failure"]
+            self.reason = f"the baseline failed ({failure['class']}: {failure['text'][:300]})"
+            return False
+        baseline = state.plan.baseline
+        worst = self.shape.devices * state.knowledge.worst_s(baseline)
+        if not state.meter.fits(worst):
+            self.reason = (
+                f"budget: not even the baseline fits: its worst case is {worst:.0f} device-seconds, "
+                f"{state.meter.left:.0f} are left; raise --budget, or lower measure.steps"
+            )
+            return False
+        trial, candidate = state.asker.ask(baseline)
+        # Nothing is known of this machine yet, so the baseline may use all there is before it is killed.
+        self._launch(candidate, "baseline", state.meter.left, trial)
+        return True
+
+    def _nothing_can_win(self) -> bool:
+        state, best = self.state, self.state.best
+        if best is None:
+            return False
+        low = state.knowledge.assessment.prices.step_time_low_s[state.asker.left_positions()]
+        return bool(np.all(low > best["step_time_s"]))
+
+    def _launch(self, candidate: Candidate, role: str, worst: float, asked: optuna.Trial | None) -> int:
+        """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed."""
+        state = self.state
+        number = state.next_number
+        state.next_number += 1
+        run = TrialRun(state.plan, state.folder, number, role, candidate)
+        state.meter.reserve(str(number), worst)
+        state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
+        self._running[number] = (run, asked)
+        try:
+            placed = run.place(
+                self._session, self.shape, worst / self.shape.devices, interrupted=lambda: state.stop_asked
+            )
+        except UserError as error:
+            self._finish(number, Failure(kind="not_runnable", rank=None, text=str(error)))
+            return number
+        except Exception as error:
+            self._finish(number, Failure(kind="start_failed", rank=None, text=f"{type(error).__name__}: {error}"))
+            return number
+        if not placed:
+            text = "interrupted while waiting for devices" if state.stop_asked else "no devices became free in time"
+            kind = "interrupted" if state.stop_asked else "no_devices"
+            self._finish(number, Failure(kind=kind, rank=None, text=text))
+            return number
+        state.emit(
+            "trial_placed",
+            number=number,
+            role=role,
+            candidate=candidate.to_json(),
+            label=candidate.label(),
+            devices=self.shape.devices,
+            worst_device_s=round(worst, 1),
+            predicted=state.knowledge.predicted(candidate),
+        )
+        return number
+
+    def _reap(self) -> None:
+        """Look at every running trial; finish those that ended; heartbeat."""
+        for number, (run, _) in list(self._running.items()):
+            end = run.poll()
+            if end is not None:
+                run.release()
+                self._finish(number, run.result(end))
+        if self._running and time.monotonic() - self._heartbeat > HEARTBEAT_S:
+            self._heartbeat = time.monotonic()
+            spending = {number: round(run.device_s, 2) for number, (run, _) in self._running.items()}
+            self.state.journal.write("heartbeat", running=spending)
+        for number, (run, _) in self._running.items():
+            self.state.tell({"event": "progress", "number": number, "device_s": run.device_s, **run.progress()})
+
+    def _stop_all(self) -> None:
+        for number, (run, _) in list(self._running.items()):
+            run.release()
+            self._finish(number, Failure(kind="interrupted", rank=None, text="stopped by the user"))
+
+    def _finish(self, number: int, outcome: Measurement | Failure) -> None:
+        """Release, charge, tell Optuna and the ledger, record."""
+        state = self.state
+        run, asked = self._running.pop(number)
+        run.release()
+        predicted = state.knowledge.predicted(run.candidate)
+        record = run.record(outcome, predicted)
+        state.meter.settle(str(number), record["device_s"])
+        # The record is on disk before Optuna hears of it: after a crash the journal is the truth.
+        state.trials.append(record)
+        state.emit("trial", **record)
+        self._learn(run, outcome, record)
+        if asked is not None:
+            self._answer(asked, run.candidate, outcome, record)
+
+    def _learn(self, run: TrialRun, outcome: Measurement | Failure, record: dict[str, Any]) -> None:
+        knowledge = self.state.knowledge
+        observation = observation_of(record)
+        if isinstance(outcome, Measurement):
+            in_steps = knowledge.costs.steps * outcome.step_time_s
+            knowledge.costs.learn(run.candidate.compile, max(0.0, record["wall_s"] - in_steps))
+        if observation is not None:
+            knowledge.observe(observation)
+            coefficients = knowledge.coefficients
+            if coefficients is not None:
+                self.state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
+
+    def _answer(
+        self, asked: optuna.Trial, candidate: Candidate, outcome: Measurement | Failure, record: dict[str, Any]
+    ) -> None:
+        asker, knowledge = self.state.asker, self.state.knowledge
+        if isinstance(outcome, Measurement):
+            asker.tell_measured(asked, outcome.step_time_s, number=record["number"], mfu_pct=outcome.mfu_pct)
+        elif outcome.kind in TRANSIENT:
+            asker.tell_interrupted(asked)
+        else:
+            step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
+            asker.tell_failed(asked, step, outcome.kind)
+            knowledge.block(candidate)
+
+
+def observation_of(record: dict[str, Any]) -> Observation | None:
+    """What a trial's record teaches the ledger; None when it teaches nothing."""
+    candidate = Candidate.from_json(record["candidate"])
+    if record["state"] == "measured":
+        return Observation(
+            candidate=candidate,
+            step_time_s=record["step_time_s"],
+            step_time_ci_s=tuple(record["step_time_ci_s"]),
+            peak_reserved_bytes=record["peak_reserved_gib"] * GIB,
+        )
+    failure = record["failure"] or {}
+    if failure.get("class") == "out_of_memory":
+        return Observation(candidate=candidate, oom=True)
+    return None
+
+
+def _fit(plan: StudyPlan, session: ClusterSession, share_nodes: bool) -> tuple[GangShape, int]:
+    """How gangs lie on the cluster's nodes, and how many fit at once.
+
+    Raises:
+        UserError: the cluster has too few nodes with enough devices.
+    """
+    per_node, nodes = plan.setting.devices_per_node, plan.setting.nodes
+    able = [node for node in session.nodes() if node.devices >= per_node]
+    if len(able) < nodes:
+        have = ", ".join(f"{node.address}: {node.devices}" for node in session.nodes()) or "none"
+        raise UserError(
+            f"the job needs {nodes} node(s) with {per_node} devices each, Ray has {len(able)} ({have}); "
+            "set cluster.nodes and cluster.gpus_per_node to what there is"
+        )
+    held = per_node if share_nodes else min(node.devices for node in able)
+    fit = sum(node.devices // held for node in able) // nodes if share_nodes else len(able) // nodes
+    asked = plan.job.search.parallel_trials
+    return GangShape(nodes=nodes, ranks_per_node=per_node, held_per_node=held), min(fit, asked) if asked else fit

@@ -1,0 +1,298 @@
+"""A study from its folder to its end: open or resume, search, confirm, choose, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+from dataclasses import dataclass
+import fcntl
+import json
+import os
+from pathlib import Path
+import signal
+from typing import Any
+
+from search_space.candidate import Candidate
+from search_space.errors import UserError
+from search_space.job import Job
+from trial_runner.recipe.base import BaseFunction
+from tuner.budget import Meter
+from tuner.cluster.session import join
+from tuner.evidence.commit import commit_winner
+from tuner.records.journal import Journal
+from tuner.records.layout import StudyFolder
+from tuner.records.summary import summarise
+from tuner.records.summary import Summary
+from tuner.repository import head_of
+from tuner.study.asking import Asker
+from tuner.study.confirm import choose_winner
+from tuner.study.confirm import confirm
+from tuner.study.costs import CostModel
+from tuner.study.knowledge import Knowledge
+from tuner.study.loop import Listener
+from tuner.study.loop import Loop
+from tuner.study.loop import observation_of
+from tuner.study.loop import StudyState
+from tuner.study.loop import TRANSIENT
+from tuner.study.plan import make_plan
+from tuner.study.plan import StudyPlan
+from tuner.study.plan import versions
+
+
+DONE, UNSERVABLE, NOTHING_MEASURED, INTERRUPTED = 0, 2, 3, 130
+"""Exit codes of the command-line contract."""
+
+MAX_REJECTED = 2000
+"""Refused candidates that are written with all their reasons; counts cover every one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a session of a study runs."""
+
+    budget_device_s: float
+    """Device-seconds that the study may spend in all, earlier sessions included."""
+
+    address: str | None = None
+    """Address of a running Ray cluster; None starts a local one."""
+
+    share_nodes: bool = False
+    """Let gangs share a node."""
+
+    commit_to: str | None = None
+    """Repository for the winner's branch; None: one in the study folder."""
+
+
+@contextlib.contextmanager
+def lease(folder: StudyFolder) -> Iterator[None]:
+    """Hold the study for this process.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise UserError(
+                f"study {folder.name} is running already (process {holder}); `tune status` shows it"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def create(folder: StudyFolder, job: Job) -> StudyPlan:
+    """Plan a new study and write its fixed facts.
+
+    Raises:
+        UserError: the job cannot be planned on this machine.
+    """
+    plan = make_plan(job)
+    folder.root.mkdir(parents=True, exist_ok=True)
+    folder.job.write_text(job.model_dump_json(indent=1))
+    facts = {
+        "study": folder.name,
+        "model": plan.base.shape.name,
+        "function": f"{plan.base.module}:{plan.base.function}",
+        "device": plan.device,
+        "hardware": plan.setting.hardware.name,
+        "num_devices": plan.setting.num_devices,
+        "peak_flops": plan.setting.hardware.peak(plan.setting.precision),
+        "seq_len": plan.setting.seq_len,
+        "global_batch_seqs": plan.setting.global_batch_seqs,
+        "precision": plan.setting.precision,
+        "steps": job.measure.steps,
+        "warmup_steps": job.measure.warmup_steps,
+        "versions": versions(),
+        "git_head": head_of(Path.cwd()),
+        "base": plan.base.to_json(),
+    }
+    folder.facts.write_text(json.dumps(facts, indent=1))
+    return plan
+
+
+def reopen(folder: StudyFolder) -> StudyPlan:
+    """The plan of an existing study, with the peak measured when it was created.
+
+    Raises:
+        UserError: software versions changed since, so old and new trials would not be comparable.
+    """
+    job = Job.model_validate_json(folder.job.read_text())
+    facts = json.loads(folder.facts.read_text())
+    now = versions()
+    changed = {k: (v, now.get(k)) for k, v in facts["versions"].items() if k in ("torch", "torchtitan") and v != now[k]}
+    if changed:
+        words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
+        raise UserError(f"study {folder.name}: {words} since it began; start a new study")
+    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None)
+    if plan.base.shape != BaseFunction.from_json(facts["base"]).shape:
+        raise UserError(f"study {folder.name}: the model {facts['function']} changed since it began; start a new study")
+    return plan
+
+
+def run_study(
+    folder: StudyFolder, plan: StudyPlan, options: RunOptions, listeners: Sequence[Listener]
+) -> tuple[int, dict[str, Any]]:
+    """Run a study until its end; the caller holds the :func:`lease`.
+
+    Args:
+        folder: the study's folder.
+        plan: from :func:`create` or :func:`reopen`.
+        options: this session's options.
+        listeners: called with every event.
+
+    Returns:
+        Exit code and the last event, ``study_end``.
+
+    Raises:
+        UserError: the cluster cannot be joined or does not fit the job, or the winner cannot be committed.
+    """
+    before = summarise(folder)
+    journal = Journal(folder.journal)
+    state = _open_state(folder, plan, options, journal, list(listeners), before)
+    try:
+        state.emit(
+            "session",
+            study=folder.name,
+            folder=str(folder.root),
+            budget_device_s=options.budget_device_s,
+            spent_device_s=round(before.spent_device_s, 3),
+            pid=os.getpid(),
+            notes=list(plan.notes),
+        )
+        assessment = state.knowledge.assessment
+        counts = {
+            "enumerated": len(plan.pool),
+            "feasible": int(assessment.feasible.sum()),
+            "rejected": assessment.rejected(),
+        }
+        state.emit("pool", **counts)
+        if not folder.rejected.exists():
+            _write_rejected(folder, state)
+        if not counts["feasible"]:
+            return UNSERVABLE, _end(state, "no candidate is feasible", near_misses=near_misses(state))
+        with (
+            join(plan.device, plan.setting.devices_per_node, options.address, folder.root) as session,
+            _interruptible(state),
+        ):
+            state.emit("ray", dashboard=session.dashboard_url, local=session.local)
+            loop = Loop(state, session, options.share_nodes)
+            share = plan.job.budget.confirm_share
+            reason = loop.search(options.budget_device_s * (1 - share))
+            if reason != "interrupted":
+                confirm(loop)
+        if state.stop_asked:
+            return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
+        return _conclude(state, options, reason)
+    finally:
+        journal.close()
+
+
+def _open_state(
+    folder: StudyFolder,
+    plan: StudyPlan,
+    options: RunOptions,
+    journal: Journal,
+    listeners: list[Listener],
+    before: Summary,
+) -> StudyState:
+    costs = CostModel(plan.device, plan.job.measure)
+    knowledge = Knowledge(plan.pool, plan.setting, costs)
+    search = plan.job.search
+    asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
+    meter = Meter(options.budget_device_s, before.spent_device_s)
+    numbers = [trial["number"] for trial in before.trials] + list(before.running)
+    state = StudyState(plan, folder, journal, meter, asker, knowledge, listeners, list(before.trials))
+    state.next_number = max(numbers, default=-1) + 1
+    for record in before.trials:
+        if record["state"] == "measured":
+            candidate_steps = costs.steps * record["step_time_s"]
+            costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - candidate_steps))
+    for observation in filter(None, map(observation_of, before.trials)):
+        knowledge.observe(observation)
+    asker.adopt(before.trials)
+    for record in before.trials:
+        if record["state"] == "failed" and record["failure"]["class"] not in TRANSIENT:
+            knowledge.block(Candidate.from_json(record["candidate"]))
+    return state
+
+
+def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int, dict[str, Any]]:
+    """Choose and commit the winner; say what came of it."""
+    if not state.measured:
+        code = NOTHING_MEASURED if reason.startswith("budget") else 1
+        return code, _end(state, reason)
+    chosen = choose_winner(state)
+    if chosen is None:
+        return 1, _end(state, reason)
+    winner, comparison = chosen
+    baseline = state.baseline
+    assert baseline is not None
+    state.emit("winner", number=winner["number"], label=winner["label"], comparison=comparison.to_json())
+    target = Path(options.commit_to) if options.commit_to else state.folder.repository
+    done = commit_winner(
+        state.plan, state.folder.name, winner, baseline, comparison, target, create=options.commit_to is None
+    )
+    state.emit("commit", **done)
+    return DONE, _end(state, reason)
+
+
+def _end(state: StudyState, reason: str, ended: str = "done", **more: Any) -> dict[str, Any]:
+    state.emit("study_end", state=ended, reason=reason, **more)
+    summary = summarise(state.folder).to_json()
+    last = {"event": "study_end", **summary, "reason": reason}
+    state.tell(last)
+    return last
+
+
+def near_misses(state: StudyState, count: int = 3) -> list[dict[str, Any]]:
+    """The refused candidates nearest to feasible, with their reasons."""
+    assessment = state.knowledge.assessment
+    return [
+        {
+            "candidate": state.plan.pool.candidate(i).to_json(),
+            "label": state.plan.pool.candidate(i).label(),
+            "reasons": [reason.to_json() for reason in assessment.reasons(i)],
+        }
+        for i in assessment.nearest(count)
+    ]
+
+
+def _write_rejected(folder: StudyFolder, state: StudyState) -> None:
+    assessment, pool = state.knowledge.assessment, state.plan.pool
+    refused = [i for i in range(len(pool)) if not assessment.feasible[i]][:MAX_REJECTED]
+    lines = [
+        json.dumps(
+            {
+                "candidate": pool.candidate(i).to_json(),
+                "label": pool.candidate(i).label(),
+                "reasons": [reason.to_json() for reason in assessment.reasons(i)],
+            }
+        )
+        for i in refused
+    ]
+    folder.rejected.write_text("".join(line + "\n" for line in lines))
+
+
+@contextlib.contextmanager
+def _interruptible(state: StudyState) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: stop in order. A second one raises where it is."""
+
+    def ask(signum: int, frame: object) -> None:
+        if state.stop_asked:
+            raise KeyboardInterrupt
+        state.stop_asked = True
+        state.tell({"event": "stopping"})
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
