@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 import json
 from pathlib import Path
 
@@ -40,6 +41,8 @@ from trial_runner.breakdown.tables import collective_table
 from trial_runner.breakdown.trace import KERNEL
 from trial_runner.breakdown.trace import RUNTIME
 from trial_runner.breakdown.trace import Trace
+from trial_runner.clocks import clock_share
+from trial_runner.clocks import ClockSample
 
 
 LATE_SHARE = 1e-3
@@ -66,6 +69,7 @@ def break_down(
     expected: Mapping[str, tuple[float, float]] | None = None,
     measured_step_s: float | None = None,
     peak_flops: float | None = None,
+    clocks: Sequence[ClockSample] | None = None,
 ) -> Breakdown:
     """Break the steps of one or more traces (one per rank) down into useful time and seven parts.
 
@@ -77,6 +81,7 @@ def break_down(
         expected: range of each part, seconds; what is outside becomes a finding.
         measured_step_s: step time without the profiler, seconds; MFU then comes from it.
         peak_flops: peak of the device, FLOP/s, for the efficiency of matrix products.
+        clocks: samples of the nodes' clocks; the kernel part is then split by them.
 
     Raises:
         UserError: a trace cannot be read, two have the same rank, the step is not there, a trace of several ranks
@@ -99,7 +104,7 @@ def break_down(
         for one in rank.steps:
             if one.number in numbers:
                 done = _break_step(rank, one, compute, ideal, measured_step_s, peak_flops, warnings)
-                steps.append(done)
+                steps.append(_with_clocks(done, rank.trace, one, clocks))
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
         steps=steps,
@@ -281,6 +286,18 @@ def _break_step(
         recompute_basis=owned.recompute.basis,
         measured_step_s=measured_step_s,
     )
+
+
+def _with_clocks(done: StepBreakdown, trace: Trace, step: Step, clocks: Sequence[ClockSample] | None) -> StepBreakdown:
+    """Split the kernel part: what a lower clock than the peak clock cost of the compute time, and the rest."""
+    if not clocks:
+        return done
+    begin = (trace.origin_ns + step.start) / 1e9
+    share = clock_share(clocks, begin, begin + done.step_s)
+    if share is None:
+        return done
+    lost = min(done.parts_s["kernel_efficiency"], (1 - share) * done.compute_s)
+    return replace(done, clock_deficit_s=lost)
 
 
 def _warn_step(where: str, found: Integrity, measured_step_s: float | None, step: Step, warnings: list[str]) -> None:

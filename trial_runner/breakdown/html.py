@@ -25,7 +25,8 @@ COLOURS = {
 
 _STYLE = (
     "body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:70em}table{border-collapse:collapse;margin:.6em 0}"
-    "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}"
+    "td,th{padding:.2em .7em;border-bottom:1px solid #ddd;text-align:right}"
+    "td:first-child,th:first-child{text-align:left}"
     ".warning{color:#8a6d00}.name{font-family:monospace;word-break:break-all}h2{margin-top:1.6em}"
 )
 
@@ -69,8 +70,7 @@ def page(breakdown: Breakdown) -> str:
         parts.append("<h2>Ranks that others waited for</h2>" + _table(("rank", "late (s)", "came last"), rows))
     if breakdown.findings:
         found = [
-            (LABELS[f.part], f.group, f"{f.found_s:.4f}", f"{f.expected_s[0]:.4f} to {f.expected_s[1]:.4f}")
-            + (f.cause, f.evidence, f.change)
+            (LABELS[f.part], f.group, f"{f.found_s:.4f}", _range(f.expected_s), f.cause, f.evidence, f.change)
             for f in breakdown.findings
         ]
         head = ("part", "act as", "found (s)", "expected (s)", "cause", "seen", "change")
@@ -78,6 +78,10 @@ def page(breakdown: Breakdown) -> str:
     parts += [_step(step) for step in breakdown.steps]
     parts.append("</body></html>\n")
     return "".join(parts)
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    return f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -96,27 +100,45 @@ def _step(step: StepBreakdown) -> str:
         f"{step.launches_without_kernel} launches without kernel. {escape(step.recompute_basis)}</p>",
     ]
     if step.mfu_pct is not None:
-        points = {part: step.points(part) or (0.0, 0.0) for part in (*step.parts_s, "unexplained")}
-        rows = [(LABELS[part], f"{first:.3f}", f"{exact:.3f}") for part, (first, exact) in points.items()]
+        points = {part: step.points(part) or (0.0, None) for part in (*step.parts_s, "unexplained")}
+        rows = [
+            (LABELS[part], f"{first:.3f}", "" if exact is None else f"{exact:.3f}")
+            for part, (first, exact) in points.items()
+        ]
         text.append(_table(("MFU points", "first order", "exact"), rows))
     if step.unknown_kernels:
         unknown = [(r["name"][:200], str(r["count"]), f"{r['share_pct']:.2f}") for r in step.unknown_kernels[:20]]
         text.append(_table(("unknown kernel", "count", "% of kernel time"), unknown))
     if step.matrix_products:
         products = [
-            (f"{r.m} × {r.n} × {r.k}", r.operator, r.dtype, str(r.count), f"{r.time_s:.6f}", f"{r.tflops:.2f}")
-            + ("" if r.efficiency_pct is None else f"{r.efficiency_pct:.1f}", r.note)
+            (
+                f"{r.m} × {r.n} × {r.k}",
+                r.operator,
+                r.dtype,
+                str(r.count),
+                f"{r.time_s:.6f}",
+                f"{r.tflops:.2f}",
+                "" if r.efficiency_pct is None else f"{r.efficiency_pct:.1f}",
+                r.note,
+            )
             for r in step.matrix_products
         ]
         head = ("M × N × K", "operator", "type", "count", "seconds", "TFLOP/s", "% of peak", "note")
         text.append(_table(head, products))
     if step.collectives:
-        rows_ = [
-            (r.kind, r.dimension, str(r.count), "" if r.size_bytes is None else f"{r.size_bytes / 2**20:.2f}")
-            + (f"{r.total_s:.6f}", f"{r.exposed_s:.6f}", f"{r.waiting_s:.6f}")
-            + ("" if r.bandwidth_gb_s is None else f"{r.bandwidth_gb_s:.2f}",)
+        talk = [
+            (
+                r.kind,
+                r.dimension,
+                str(r.count),
+                "" if r.size_bytes is None else f"{r.size_bytes / 2**20:.2f}",
+                f"{r.total_s:.6f}",
+                f"{r.exposed_s:.6f}",
+                f"{r.waiting_s:.6f}",
+                "" if r.bandwidth_gb_s is None else f"{r.bandwidth_gb_s:.2f}",
+            )
             for r in step.collectives
         ]
         head = ("communication", "for", "count", "MiB", "total (s)", "exposed (s)", "waiting (s)", "GB/s")
-        text.append(_table(head, rows_))
+        text.append(_table(head, talk))
     return "".join(text)

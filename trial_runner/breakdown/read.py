@@ -297,7 +297,7 @@ def _integers(values: list[Any]) -> np.ndarray:
 def _column(values: list[Any], dtype: type, mend: Callable[[Any], Any]) -> np.ndarray:
     """All values at once where they are plain numbers, else one by one through ``mend``."""
     try:
-        found = np.array(values, dtype=dtype)
+        found: np.ndarray = np.array(values, dtype=dtype)
         if found.shape == (len(values),):
             return found
     except (TypeError, ValueError, OverflowError):

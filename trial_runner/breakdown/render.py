@@ -1,4 +1,4 @@
-"""The breakdown on a terminal: for each step a table of the parts with a waterfall, then kernels, collectives, advice."""
+"""The breakdown on a terminal: each step as a table with a waterfall, then products, collectives and advice."""
 
 from __future__ import annotations
 
@@ -58,19 +58,24 @@ def show(breakdown: Breakdown, console: Console) -> None:
     for finding in breakdown.findings:
         low, high = finding.expected_s
         console.print(
-            f"[bold]{LABELS[finding.part]}[/bold] ({finding.group}): found {finding.found_s:.4f} s, expected {low:.4f} to "
-            f"{high:.4f} s\n  cause: {escape(finding.cause)}\n  seen: {escape(finding.evidence)}\n"
-            f"  change: {escape(finding.change)}"
+            f"[bold]{LABELS[finding.part]}[/bold] ({finding.group}): found {finding.found_s:.4f} s, "
+            f"expected {low:.4f} to {high:.4f} s\n  cause: {escape(_clean(finding.cause))}\n"
+            f"  seen: {escape(_clean(finding.evidence))}\n  change: {escape(_clean(finding.change))}"
         )
     for warning in breakdown.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(Text(f"warning: {_clean(warning)}", style="yellow"))
+
+
+def _clean(text: str) -> str:
+    """Text from a trace without the codes that would drive a terminal."""
+    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 def _step(step: StepBreakdown, expected: dict[str, tuple[float, float]]) -> RenderableType:
     mfu = "" if step.mfu_pct is None else f", MFU {step.mfu_pct:.2f}%"
     inferred = f" ({step.inferred})" if step.inferred else ""
     title = f"rank {step.rank}, step {step.step}: {step.step_s:.6f} s{mfu}{inferred}"
-    parts = Table(title=Text(title), title_justify="left")
+    parts = Table(title=Text(_clean(title)), title_justify="left")
     parts.add_column("part")
     for column in ("seconds", "% of step", "MFU points", "exact"):
         parts.add_column(column, justify="right")
@@ -84,7 +89,7 @@ def _step(step: StepBreakdown, expected: dict[str, tuple[float, float]]) -> Rend
             f"{length:.6f}",
             f"{100 * length / step.step_s:.2f}",
             "" if points is None else f"{points[0]:.2f}",
-            "" if points is None else f"{points[1]:.2f}",
+            "" if points is None or points[1] is None else f"{points[1]:.2f}",
         ]
         if expected:
             bounds = expected.get(part)
@@ -98,6 +103,11 @@ def _step(step: StepBreakdown, expected: dict[str, tuple[float, float]]) -> Rend
     )
     if step.recompute_basis:
         facts += f"; recompute found by {step.recompute_basis}"
+    if step.clock_deficit_s is not None:
+        facts += (
+            f"; of kernel efficiency {step.clock_deficit_s:.6f} s is clock deficit, "
+            f"{step.parts_s['kernel_efficiency'] - step.clock_deficit_s:.6f} s at the clock it had"
+        )
     shown: list[RenderableType] = [parts, Text(facts)]
     if step.matrix_products:
         shown.append(_products(step))

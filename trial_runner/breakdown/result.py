@@ -195,16 +195,17 @@ class StepBreakdown:
             parts = {part: value * max(0.0, 1 - overhead / rest) for part, value in parts.items()}
         return parts
 
-    def points(self, part: str) -> tuple[float, float] | None:
+    def points(self, part: str) -> tuple[float, float | None] | None:
         """MFU points that a part costs: (first order, exact), or None without an ideal time.
 
-        First order is Δ·ideal/step²; exact is the MFU of the step without the part minus the MFU of the step.
+        First order is Δ·ideal/step²; exact is the MFU of the step without the part minus the MFU of the step (None
+        when nothing would be left).
         """
         value = self.unexplained_s if part == "unexplained" else self.parts_s[part]
         if self.ideal_s is None:
             return None
         without = self.step_s - value
-        exact = 100 * self.ideal_s / without - 100 * self.ideal_s / self.step_s if without > 0 else float("inf")
+        exact = 100 * self.ideal_s / without - 100 * self.ideal_s / self.step_s if without > 0 else None
         return 100 * value * self.ideal_s / self.step_s**2, exact
 
     def to_json(self) -> dict[str, Any]:
