@@ -82,7 +82,9 @@ def product_shape(operator: str, dims: str) -> tuple[int, int, int] | None:
         return None
     left, right = shapes[first], shapes[first + 1]
     for shape in (left, right):
-        if not isinstance(shape, list) or len(shape) < 2 or not all(type(n) is int and n > 0 for n in shape):
+        if not isinstance(shape, list) or not 2 <= len(shape) <= 8:
+            return None
+        if not all(type(n) is int and 0 < n < 1 << 40 for n in shape):
             return None
     if left[-1] != right[-2]:
         return None

@@ -12,7 +12,6 @@ from trial_runner.breakdown import names
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.steps import Step
 from trial_runner.breakdown.trace import KERNEL
-from trial_runner.breakdown.trace import MEMORY
 from trial_runner.breakdown.trace import RUNTIME
 
 
@@ -62,11 +61,7 @@ def check(links: Links, step: Step) -> Integrity:
     trace = links.trace
     calls = trace.named(trace.rows(RUNTIME), names.is_launch)
     calls = calls[(trace.start[calls] >= step.start) & (trace.start[calls] < step.end)]
-    device = np.flatnonzero((trace.lane == KERNEL) | (trace.lane == MEMORY))
-    seen = trace.correlation[device]
-    seen = np.unique(seen[seen >= 0])
-    told = trace.correlation[calls]
-    lost = int((~np.isin(told[told >= 0], seen)).sum()) if len(seen) or not len(device) else 0
+    lost = int(links.lost[calls].sum())
     kernels = trace.rows(KERNEL)
     kernels = kernels[(trace.start[kernels] < step.end) & (trace.end[kernels] > step.start)]
     length = np.minimum(trace.end[kernels], step.end) - np.maximum(trace.start[kernels], step.start)

@@ -32,6 +32,26 @@ class Links:
         return bool(len(rows)) and bool((self.trace.end[rows] > self.trace.start[rows]).any())
 
     @cached_property
+    def lost(self) -> NDArray[np.bool_]:
+        """Which events are launches with a correlation number that no device event has; shape (n,).
+
+        Where device events have no numbers at all, nothing is known to be lost.
+        """
+        trace = self.trace
+        lost = np.zeros(len(trace.start), dtype=bool)
+        device = np.flatnonzero((trace.lane == KERNEL) | (trace.lane == MEMORY))
+        seen = trace.correlation[device]
+        seen = np.unique(seen[seen >= 0])
+        calls = trace.named(trace.rows(RUNTIME), names.is_launch)
+        calls = calls[trace.correlation[calls] >= 0]
+        if len(seen):
+            place = np.minimum(np.searchsorted(seen, trace.correlation[calls]), len(seen) - 1)
+            lost[calls] = seen[place] != trace.correlation[calls]
+        elif not len(device):
+            lost[calls] = True
+        return lost
+
+    @cached_property
     def launch(self) -> NDArray[np.int64]:
         """Row of the launching call of each device event (by correlation, else by external id), -1 without; (n,)."""
         trace = self.trace

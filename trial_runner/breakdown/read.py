@@ -12,6 +12,10 @@ import msgspec
 import numpy as np
 
 from trial_runner.breakdown import names
+from trial_runner.breakdown.facts import comm_facts
+from trial_runner.breakdown.facts import input_bytes
+from trial_runner.breakdown.facts import rank_list
+from trial_runner.breakdown.facts import whole
 from trial_runner.breakdown.stream import Args
 from trial_runner.breakdown.stream import Event
 from trial_runner.breakdown.stream import EventStream
@@ -32,8 +36,11 @@ MAX_EVENTS = 20_000_000
 MAX_NAME = 1000
 """Characters of a name that are kept."""
 
-MAX_NAMES = 500_000
+MAX_NAMES = 200_000
 """Distinct names kept; later ones share one."""
+
+MAX_THREADS = 100_000
+"""Most threads and streams in one trace."""
 
 _LANES = {
     "kernel": KERNEL,
@@ -50,12 +57,6 @@ _SHAPED = re.compile(
     r"^(aten::(_?scaled_)?(mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|_scaled_grouped_mm|convolution)$|"
     r"aten::_?(scaled_dot_product|flash_attention|efficient_attention|cudnn_attention))"
 )
-_ELEMENT_BYTES = {
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8,
-    "half": 2, "float16": 2, "bfloat16": 2, "c10::bfloat16": 2, "c10::half": 2, "short": 2, "int16": 2, "byte": 1,
-    "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1, "float8_e4m3fn": 1,
-    "float8_e5m2": 1, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
-}  # fmt: skip
 _NO_ARGS = Args()
 
 
@@ -92,7 +93,11 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lanes = dict(_LANES)
+        self._python: dict[str, bool] = {}
         self._names: dict[str, int] = {}
+        self._clean: list[str] = []
+        self._detailed: list[bool] = []
         self._threads: dict[tuple[Any, Any], int] = {}
         self._columns: list[tuple[np.ndarray, ...]] = []
         self._kept = self._seen = 0
@@ -116,30 +121,31 @@ class _Reader:
     def _add(self, batch: list[Event]) -> None:
         lanes: list[int] = []
         events: list[Event] = []
+        known, wanted = self._lanes, self._python
         for event in batch:
             if event.ph == "X":
-                lane = self._lane(event)
-                if lane is not None:
+                try:
+                    lane = known[event.cat]
+                except (KeyError, TypeError):
+                    lane = self._new_category(event.cat)
+                if lane >= 0 and (lane != PYTHON or _asked(wanted, event.name)):
                     lanes.append(lane)
                     events.append(event)
         if not events:
             return
         args = [event.args or _NO_ARGS for event in events]
         start, length = _floats([e.ts for e in events]), _floats([e.dur for e in events])
-        known = self._names
-        name = [known.setdefault(e.name, len(known)) for e in events]
-        rows = self._threads
-        thread = [rows.setdefault((e.pid, e.tid), len(rows)) for e in events]
+        name = self._name_ids(events)
         columns: list[np.ndarray] = [
             np.array(lanes, dtype=np.int8),
-            np.array(name, dtype=np.int32),
-            np.array(thread, dtype=np.int32),
-            _integers([a.correlation for a in args]),
-            _integers([a.external for a in args]),
-            _integers([a.sequence for a in args]),
-            _integers([a.forward_thread for a in args]),
+            name,
+            self._thread_ids(events),
+            integer_column([a.correlation for a in args]),
+            integer_column([a.external for a in args]),
+            integer_column([a.sequence for a in args]),
+            integer_column([a.forward_thread for a in args]),
         ]
-        keep = self._sound(start, length, np.array(lanes))
+        keep = self._sound(start, length)
         if self._base is None and keep.any():
             self._base = math.floor(float(start[keep].min()))
         base = self._base or 0.0
@@ -148,34 +154,63 @@ class _Reader:
         first = self._kept
         self._columns.append((start_ns, start_ns + length_ns, *(column[keep] for column in columns)))
         self._kept += len(start_ns)
-        self._details(events, args, first, keep)
+        detailed = np.flatnonzero(keep & np.array(self._detailed, dtype=bool)[name])
+        rows = first + np.cumsum(keep) - 1
+        for index in detailed.tolist():
+            if args[index] is not _NO_ARGS:
+                self._details(lanes[index], self._clean[name[index]], args[index], int(rows[index]))
 
-    def _lane(self, event: Event) -> int | None:
-        """Lane of a complete event, or None when the breakdown has no use for it."""
-        category, name = event.cat, event.name
+    def _new_category(self, category: Any) -> int:
+        """Lane of a category seen for the first time; -1 when the breakdown has no use for it."""
         if type(category) is not str:
-            return None
-        lane = _LANES.get(category)
-        if lane is None:
-            lowered = category.lower()
-            lane = _LANES.get(lowered)
-            if lane is None:
-                if not lowered.endswith(("runtime", "driver")):
-                    return None
-                lane = RUNTIME
-        if type(name) is not str:
-            event.name = name = str(name)
-        if len(name) > MAX_NAME:
-            event.name = name = name[:MAX_NAME]
-        if lane == PYTHON and not names.is_kept_python(name):
-            return None
-        if len(self._names) >= MAX_NAMES and name not in self._names:
-            event.name = "(other names)"
-        if type(event.pid) not in _KEYS or type(event.tid) not in _KEYS or len(self._threads) > 100_000:
-            event.pid = event.tid = None
+            return -1
+        lowered = category.lower()
+        lane = _LANES.get(lowered, RUNTIME if lowered.endswith(("runtime", "driver")) else -1)
+        if len(self._lanes) < 1000:
+            self._lanes[category] = lane
         return lane
 
-    def _sound(self, start: np.ndarray, length: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    def _name_ids(self, events: list[Event]) -> np.ndarray:
+        """Number of each event's name, shape (n,); new names are cleaned and looked at once."""
+        ids = self._names
+        try:
+            found = [ids.get(event.name, -1) for event in events]
+        except TypeError:
+            for event in events:
+                event.name = event.name if type(event.name) is str else str(event.name)
+            found = [ids.get(event.name, -1) for event in events]
+        for index, number in enumerate(found):
+            if number < 0:
+                found[index] = self._new_name(events[index].name)
+        return np.array(found, dtype=np.int32)
+
+    def _new_name(self, name: Any) -> int:
+        if name in self._names:
+            return self._names[name]
+        text = name if type(name) is str else str(name)
+        if len(self._clean) > MAX_NAMES:
+            return len(self._clean) - 1
+        clean = "(other names)" if len(self._clean) == MAX_NAMES else text[:MAX_NAME]
+        self._clean.append(clean)
+        communicates = names.is_comm_operator(clean) or names.kernel_kind(clean) == names.COMMUNICATION
+        self._detailed.append(communicates or bool(_SHAPED.match(clean)))
+        if len(text) <= MAX_NAME:
+            self._names[name] = len(self._clean) - 1
+        return len(self._clean) - 1
+
+    def _thread_ids(self, events: list[Event]) -> np.ndarray:
+        """Number of each event's (process, thread), shape (n,)."""
+        rows = self._threads
+        try:
+            found = [rows.setdefault((event.pid, event.tid), len(rows)) for event in events]
+        except TypeError:
+            keys = [(repr(event.pid)[:100], repr(event.tid)[:100]) for event in events]
+            found = [rows.setdefault(key, len(rows)) for key in keys]
+        if len(rows) > MAX_THREADS:
+            raise TraceError(f"trace {self._path}: more than {MAX_THREADS:,} threads; this is no profiler trace")
+        return np.array(found, dtype=np.int32)
+
+    def _sound(self, start: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Which events have times that can be: finite, not before 1970, no negative or endless durations."""
         no_time = ~np.isfinite(start) | (np.abs(start) > 8e15)
         zero = ~no_time & (start == 0) & (np.nan_to_num(length) == 0)
@@ -198,25 +233,18 @@ class _Reader:
         if number:
             self._dropped[reason] = self._dropped.get(reason, 0) + number
 
-    def _details(self, events: list[Event], args: list[Args], first: int, keep: np.ndarray) -> None:
-        """Shapes of matrix products and what the trace says of communication."""
-        rows = first + np.cumsum(keep) - 1
-        for index, (event, arg) in enumerate(zip(events, args)):
-            if arg is _NO_ARGS or not keep[index]:
-                continue
-            row = int(rows[index])
-            if arg.collective is not None or arg.nelems_in is not None:
-                self._facts[row] = _comm_facts(arg)
-                if isinstance(arg.group_text, str) and len(self._group_text) < 10_000:
-                    self._group_text[str(arg.group_name)] = arg.group_text
-            elif event.cat != "kernel" and len(arg.dims):
-                name = event.name
-                if _is_shaped(name):
-                    self._shapes[row] = self._text(arg.dims)
-                    self._dtypes[row] = self._text(arg.types)
-                elif names.is_comm_operator(name):
-                    size = _input_bytes(arg)
-                    self._facts[row] = CommFacts(kind=names.collective_kind(name), size_bytes=size)
+    def _details(self, lane: int, name: str, arg: Args, row: int) -> None:
+        """Keep the shapes of a matrix product, or what the trace says of a communication."""
+        if arg.collective is not None or arg.nelems_in is not None:
+            self._facts[row] = comm_facts(arg)
+            if isinstance(arg.group_text, str) and len(self._group_text) < 10_000:
+                self._group_text[str(arg.group_name)] = arg.group_text
+        elif lane != KERNEL and len(arg.dims):
+            if _SHAPED.match(name):
+                self._shapes[row] = self._text(arg.dims)
+                self._dtypes[row] = self._text(arg.types)
+            else:
+                self._facts[row] = CommFacts(kind=names.collective_kind(name), size_bytes=input_bytes(arg))
 
     def _text(self, raw: msgspec.Raw) -> str:
         data = bytes(raw)
@@ -245,12 +273,12 @@ class _Reader:
         devices = header.get("deviceProperties")
         return Trace(
             path=self._path,
-            rank=_whole(info.get("rank")) if "rank" in info else find_rank(self._path),
-            world_size=_whole(info.get("world_size")),
+            rank=whole(info.get("rank")) if "rank" in info else find_rank(self._path),
+            world_size=whole(info.get("world_size")),
             backend=str(info.get("backend") or ""),
             group_names=_told({str(g.get("pg_name")): str(g.get("pg_desc") or "") for g in groups} | self._group_text),
-            group_sizes={str(g.get("pg_name")): _whole(g.get("pg_size")) or 0 for g in groups},
-            group_ranks={str(g.get("pg_name")): _ranks(g.get("ranks")) for g in groups},
+            group_sizes={str(g.get("pg_name")): whole(g.get("pg_size")) or 0 for g in groups},
+            group_ranks={str(g.get("pg_name")): rank_list(g.get("ranks")) for g in groups},
             devices=tuple(str(d.get("name")) for d in devices or () if isinstance(d, dict)),
             origin_ns=base_ns + int(self._base or 0) * 1000,
             start=start[order],
@@ -262,7 +290,7 @@ class _Reader:
             external=external[order],
             sequence=sequence[order],
             forward_thread=forward[order],
-            names=list(self._names),
+            names=self._clean,
             comm={int(place[row]): facts for row, facts in self._facts.items()},
             shapes={int(place[row]): text for row, text in self._shapes.items()},
             dtypes={int(place[row]): text for row, text in self._dtypes.items()},
@@ -271,17 +299,15 @@ class _Reader:
         )
 
 
-_KEYS = (int, str, type(None), float)
-_shaped_cache: dict[str, bool] = {}
-
-
-def _is_shaped(name: str) -> bool:
-    known = _shaped_cache.get(name)
-    if known is None:
-        known = bool(_SHAPED.match(name))
-        if len(_shaped_cache) < 100_000:
-            _shaped_cache[name] = known
-    return known
+def _asked(known: dict[str, bool], name: Any) -> bool:
+    """Whether a Python frame says something that the breakdown uses."""
+    try:
+        return known[name]
+    except (KeyError, TypeError):
+        answer = type(name) is str and names.is_kept_python(name[:MAX_NAME])
+        if type(name) is str and len(known) < MAX_NAMES and len(name) <= MAX_NAME:
+            known[name] = answer
+        return answer
 
 
 def _floats(values: list[Any]) -> np.ndarray:
@@ -289,7 +315,7 @@ def _floats(values: list[Any]) -> np.ndarray:
     return _column(values, np.float64, lambda value: _one(value, float, math.nan))
 
 
-def _integers(values: list[Any]) -> np.ndarray:
+def integer_column(values: list[Any]) -> np.ndarray:
     """Identifiers as int64; what is none becomes -1."""
     return _column(values, np.int64, _identifier)
 
@@ -322,55 +348,3 @@ def _one(value: Any, convert: Callable[[Any], Any], missing: Any) -> Any:
 def _told(texts: dict[str, str]) -> dict[str, str]:
     """Descriptions of groups that say something."""
     return {name: text for name, text in texts.items() if text and text != "undefined"}
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
-
-
-def _comm_facts(arg: Args) -> CommFacts:
-    """Facts from the arguments of ``record_param_comms`` or of an NCCL kernel."""
-    sizes = [n for n in (_whole_number(arg.nelems_in), _whole_number(arg.nelems_out)) if n is not None]
-    element = _ELEMENT_BYTES.get(str(arg.dtype).lower())
-    text = arg.group_text if isinstance(arg.group_text, str) and arg.group_text != "undefined" else ""
-    name = str(arg.group_name) if isinstance(arg.group_name, (str, int)) else ""
-    return CommFacts(
-        kind=names.collective_kind(str(arg.collective)) if arg.collective else "",
-        size_bytes=max(sizes) * element if sizes and element else None,
-        group=name or text,
-        members=_ranks(arg.group_ranks),
-        group_size=_whole(arg.group_size),
-    )
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    """Ranks from a list or its text; empty when cut short (``[0, 1, ...]``) or absent."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value[:100_000])
-        except (msgspec.MsgspecError, RecursionError):
-            return ()
-    if isinstance(value, list) and len(value) <= 1 << 20 and all(isinstance(rank, int) for rank in value):
-        return tuple(value)
-    return ()
-
-
-def _whole_number(value: Any) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < 1 << 62 else None
-
-
-def _input_bytes(arg: Args) -> int | None:
-    """Bytes of the inputs that an annotation lists, from ``Input Dims`` and ``Input type``."""
-    try:
-        dims = msgspec.json.decode(arg.dims)
-        types = msgspec.json.decode(arg.types) if len(arg.types) else []
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    if not isinstance(dims, list) or not isinstance(types, list):
-        return None
-    total, known = 0, False
-    for shape, kind in zip(dims, types):
-        element = _ELEMENT_BYTES.get(str(kind).lower())
-        if element and isinstance(shape, list) and all(isinstance(n, int) and 0 <= n < 1 << 40 for n in shape):
-            total, known = total + math.prod(shape) * element, True
-    return total if known else None
