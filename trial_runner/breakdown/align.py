@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trial_runner.breakdown.communication import Communication
+from trial_runner.breakdown.communication import stage_peers
 from trial_runner.breakdown.trace import Trace
 
 
@@ -48,6 +49,9 @@ class Match:
     complete: bool
     """Whether all ranks of the group are there."""
 
+    across_stages: bool
+    """Whether ranks wait in it for another pipeline stage."""
+
 
 def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tuple[list[Match], list[str]]:
     """Match collectives across ranks and set each one's last arrival and the start of its transfer.
@@ -55,7 +59,8 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     The k-th communication of a class (kind, size, group) is the same one on every rank of the group. Collectives end
     together, so the median difference of their ends is the offset of the clocks, where it is larger than its scatter.
     With the last arrival known on all ranks, the time before it is waiting and the rest is transfer, exactly. With an
-    unknown arrival, or with peers missing, what lasts far longer than the fastest of its class has waited.
+    unknown arrival, or with peers missing, what lasts far longer than the fastest of its class has waited. Where ranks
+    also talk point to point, waiting for a rank of another stage is the pipeline's.
 
     Args:
         traces: one per rank.
@@ -66,22 +71,28 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     groups = _match(by_rank, found, warnings) if len(by_rank) > 1 else []
     offsets = _offsets(by_rank, groups)
     matches = []
-    apart = 0
+    piped = any(item.kind == "p2p" for items in found.values() for item in items)
+    peers = {rank: stage_peers(trace) for rank, trace in by_rank.items()}
+    apart, pairings = 0, sum(1 for items, _ in groups if next(iter(items.values())).primary)
     for items, complete in groups:
         ready = {rank: _common(by_rank[rank], offsets[rank], item.start) for rank, item in items.items()}
         done = min(_common(by_rank[rank], offsets[rank], item.end) for rank, item in items.items())
         last = max(ready.values())
         if last > done + APART_NS:
-            apart += 1
+            apart += next(iter(items.values())).primary
             continue
+        latest = max(ready, key=lambda rank: ready[rank])
+        across = False
         for rank, item in items.items():
+            item.other_stage = piped and rank != latest and _other_stage(peers[rank], latest, item)
+            across |= item.other_stage
             arrival = last - by_rank[rank].origin_ns + offsets[rank]
             item.arrival = min(max(arrival, item.start), item.end)
             item.complete = complete
-        matches.append(Match(items=items, ready=ready, complete=complete))
+        matches.append(Match(items=items, ready=ready, complete=complete, across_stages=across))
     if apart:
         warnings.append(
-            f"{apart} of {len(groups)} pairings of collectives across ranks do not meet in time (events are missing in "
+            f"{apart} of {pairings} pairings of collectives across ranks do not meet in time (events are missing in "
             "a trace, or groups have no names); they were not matched"
         )
     _set_transfers([item for items in found.values() for item in items])
@@ -89,6 +100,13 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     if shifted:
         warnings.append(f"clocks of the ranks differ and were aligned at the ends of collectives: {', '.join(shifted)}")
     return matches, warnings
+
+
+def _other_stage(peers: set[int] | None, latest: int, item: Communication) -> bool:
+    """Whether the rank that came last is on another stage: by the listed groups, else by what the collective serves."""
+    if peers is None:
+        return item.dimension in ("", "PP")
+    return latest not in peers
 
 
 def _common(trace: Trace, offset: int, time: int) -> int:

@@ -252,7 +252,7 @@ def _break_step(
     parts = {
         "bubble": intervals.total(owned.bubble),
         "exposed_communication": intervals.total(owned.exposed),
-        "recompute": recompute,
+        "recompute": recompute + intervals.total(owned.recompute_between),
         "data_wait": intervals.total(owned.data_wait),
         "kernel_efficiency": efficiency,
         "cpu_launch": intervals.total(owned.cpu_launch),
@@ -347,7 +347,7 @@ def _stragglers(
         inside = any(
             bool(intervals.contains(windows[rank], np.array([item.start]))[0]) for rank, item in match.items.items()
         )
-        if not inside or not next(iter(match.items.values())).primary:
+        if not inside or match.across_stages or not next(iter(match.items.values())).primary:
             continue
         ready = sorted(match.ready.values())
         middle = ready[(len(ready) - 1) // 2]

@@ -38,10 +38,13 @@ class Owned:
     """What of the compute rows is recompute."""
 
     recompute_ns: int
-    """Time in which only recompute runs, ns."""
+    """Of the compute, time in which only recompute runs, ns."""
+
+    recompute_between: Intervals
+    """Time between recomputed operators where the CPU is the device."""
 
     bubble: Intervals
-    """Only point-to-point communication."""
+    """Only point-to-point communication, or waiting in a collective for another pipeline stage."""
 
     exposed: Intervals
     """A collective transfers and nothing computes."""
@@ -85,8 +88,9 @@ def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list
     """Give every nanosecond of ``step`` to one owner.
 
     A compute kernel runs: compute. Else point-to-point runs: bubble. Else a collective runs: exposed communication
-    while it transfers, straggler while it waits for a peer that is known to be late, unexplained while it waits
-    otherwise. Else the CPU is in the data loader, or input is being uploaded: data wait. Else: CPU launch.
+    while it transfers, straggler while it waits for a peer that is known to be late (bubble, when that peer is on
+    another pipeline stage), unexplained while it waits otherwise. Else the CPU is in the data loader, or input is being
+    uploaded: data wait. Else: CPU launch.
     """
     trace, start, end = links.trace, step.start, step.end
     rows = compute[(trace.end[compute] > start) & (trace.start[compute] < end)]
@@ -100,21 +104,28 @@ def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list
     collectives = [item for item in here if item.kind != names.P2P]
     running = _spans([(c.start, c.end) for c in collectives], start, end)
     transfers = _spans([(c.transfer_start, c.end) for c in collectives], start, end)
-    late = _spans([(c.start, c.arrival) for c in collectives if c.arrival is not None], start, end)
+    known = [c for c in collectives if c.arrival is not None]
+    late = _spans([(c.start, c.arrival or 0) for c in known if not c.other_stage], start, end)
+    drained = _spans([(c.start, c.arrival or 0) for c in known if c.other_stage], start, end)
     alone = intervals.subtract(running, intervals.join(busy, p2p))
     waiting = intervals.subtract(alone, transfers)
+    late = intervals.intersect(waiting, late)
+    drained = intervals.subtract(intervals.intersect(waiting, drained), late)
     whole = np.array([[start, end]], dtype=np.int64)
     idle = intervals.subtract(whole, intervals.join(busy, p2p, running))
+    between = intervals.intersect(idle, recompute.region)
+    idle = intervals.subtract(idle, between)
     loading = intervals.intersect(idle, _loading(trace, step))
     return Owned(
         compute_rows=rows,
         compute=busy,
         recompute=recompute,
         recompute_ns=recompute_ns,
-        bubble=intervals.subtract(p2p, busy),
+        recompute_between=between,
+        bubble=intervals.join(intervals.subtract(p2p, busy), drained),
         exposed=intervals.intersect(alone, transfers),
-        straggler=intervals.intersect(waiting, late),
-        unexplained=intervals.subtract(waiting, late),
+        straggler=late,
+        unexplained=intervals.subtract(waiting, intervals.join(late, drained)),
         data_wait=loading,
         cpu_launch=intervals.subtract(idle, loading),
     )

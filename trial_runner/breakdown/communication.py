@@ -55,6 +55,9 @@ class Communication:
     arrival: int | None = None
     """When the last known peer was ready, in this trace's time; None without a peer's trace."""
 
+    other_stage: bool = False
+    """The last peer belongs to another pipeline stage, so waiting for it is bubble."""
+
     complete: bool = False
     """Whether the traces of all ranks of the group were given."""
 
@@ -194,15 +197,41 @@ def dimension_of(group: str) -> str:
     return ""
 
 
+def stage_peers(trace: Trace) -> set[int] | None:
+    """Ranks of the same pipeline stage as the trace's own, by the groups that the file lists; None when it lists none.
+
+    Tensor-, data-, context- and expert-parallel groups stay inside a stage.
+    """
+    if not trace.group_ranks:
+        return None
+    peers: set[int] = set()
+    for name, ranks in trace.group_ranks.items():
+        if dimension_of(trace.group_names.get(name, "")) not in ("", "PP"):
+            peers.update(ranks)
+    return peers
+
+
+def _only_dimension(trace: Trace) -> str:
+    """The one parallelism of the job when the listed groups leave only one with more than one rank; else empty."""
+    sizes: dict[str, int] = {}
+    for name, text in trace.group_names.items():
+        dimension = dimension_of(text)
+        sizes[dimension] = max(sizes.get(dimension, 0), trace.group_sizes.get(name, 0))
+    left = [dimension for dimension in ("TP", "PP", "CP", "FSDP", "DP") if sizes.get(dimension, 2) > 1]
+    return left[0] if sizes and len(left) == 1 else ""
+
+
 def _guess_dimensions(found: list[Communication], links: Links) -> None:
     """Fill in the parallelism that positions tell where groups have no telling name.
 
-    Point to point serves the pipeline and all-to-all the experts; all-reduces in forward and backward alike serve
-    tensor parallelism, in backward alone data parallelism.
+    Point to point serves the pipeline and all-to-all the experts; what is left serves the only parallelism that the
+    listed groups leave. Else all-reduces in forward and backward alike serve tensor parallelism, in backward alone data
+    parallelism.
     """
     unknown = [item for item in found if not item.dimension]
     if not unknown:
         return
+    only = _only_dimension(links.trace)
     ever = intervals.join(*links.backward.values())
     begun = np.array([item.start for item in unknown], dtype=np.int64)
     called = links.called_at[np.array([item.row for item in unknown], dtype=np.intp)]
@@ -215,5 +244,7 @@ def _guess_dimensions(found: list[Communication], links: Links) -> None:
             item.dimension = "PP"
         elif item.kind == "all_to_all":
             item.dimension = "EP"
+        elif only:
+            item.dimension = only
         elif item.kind == "all_reduce" and links.backward:
             item.dimension = "TP" if tensor else "DP"

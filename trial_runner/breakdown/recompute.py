@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,10 @@ class Recompute:
     basis: str
     """How it was found; empty when there is none."""
 
+    region: Intervals
+    """Without a device: from the first to the last recomputed operator inside each node of backward, and what leads
+    up to the first. There the CPU does the recompute, so the time between the operators belongs to it as well."""
+
 
 def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
     """Find recompute among compute events ``rows`` (one step of one rank).
@@ -48,7 +53,7 @@ def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
     3. Else by the ratio of GEMM times: backward above twice forward. Slower backward GEMMs within
        :data:`RATIO_TOLERANCE` count as none.
     """
-    none = Recompute(again=np.zeros(len(rows), dtype=bool), ratio_ns=0, basis="")
+    none = Recompute(again=np.zeros(len(rows), dtype=bool), ratio_ns=0, basis="", region=intervals.EMPTY)
     if not len(rows) or not links.backward:
         return none
     backward = links.called_inside(rows, links.backward)
@@ -57,13 +62,33 @@ def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
     if len(anywhere):
         again |= backward & intervals.contains(anywhere, links.called_at[rows])
     if again.any():
-        return Recompute(again=again, ratio_ns=0, basis="forward operators inside backward")
+        region = intervals.EMPTY if links.on_device else _region(links, rows, again)
+        return Recompute(again=again, ratio_ns=0, basis="forward operators inside backward", region=region)
     if _tells_all(links):
         return none
     by_shape = _by_shapes(links, rows, backward)
     if by_shape is not None:
-        return Recompute(again=by_shape, ratio_ns=0, basis="shapes" if by_shape.any() else "")
-    return _by_ratio(links, rows, backward)
+        return replace(none, again=by_shape, basis="shapes" if by_shape.any() else "")
+    extra = _by_ratio(links, rows, backward)
+    return replace(none, ratio_ns=extra, basis="ratio of backward to forward GEMM time" if extra else "")
+
+
+def _region(links: Links, rows: NDArray[np.intp], again: NDArray[np.bool_]) -> Intervals:
+    """Spans of recomputed operators by thread and outermost node of backward, from the end of the work before."""
+    trace = links.trace
+    spans = []
+    for thread, nodes in links.backward.items():
+        mine = rows[again & (trace.thread[rows] == thread)]
+        other = np.sort(trace.end[rows[~again & (trace.thread[rows] == thread)]])
+        node = np.searchsorted(nodes[:, 0], trace.start[mine], side="right")
+        for one in np.unique(node):
+            inside = mine[node == one]
+            first = int(trace.start[inside].min())
+            before = int(np.searchsorted(other, first, side="right")) - 1
+            begin = max(int(nodes[one - 1, 0]), int(other[before]) if before >= 0 else 0)
+            spans.append((min(begin, first), int(trace.end[inside].max())))
+    array = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return intervals.union(array[:, 0], array[:, 1])
 
 
 def _marks(links: Links) -> tuple[dict[int, Intervals], Intervals]:
@@ -126,13 +151,11 @@ def _is_forward_attention(name: str) -> bool:
     return names.kernel_kind(name) == names.ATTENTION and "fwd" in lowered and "bwd" not in lowered
 
 
-def _by_ratio(links: Links, rows: NDArray[np.intp], backward: NDArray[np.bool_]) -> Recompute:
+def _by_ratio(links: Links, rows: NDArray[np.intp], backward: NDArray[np.bool_]) -> int:
+    """Backward GEMM time above twice the forward's, ns; 0 within the tolerance."""
     trace = links.trace
     gemms = np.array([names.kernel_kind(trace.names[trace.name[row]]) == names.GEMM for row in rows.tolist()], bool)
     length = (trace.end - trace.start)[rows]
     first = int(length[gemms & ~backward].sum())
     extra = int(length[gemms & backward].sum()) - 2 * first
-    none = np.zeros(len(rows), dtype=bool)
-    if not first or extra <= RATIO_TOLERANCE * first:
-        return Recompute(again=none, ratio_ns=0, basis="")
-    return Recompute(again=none, ratio_ns=extra, basis="ratio of backward to forward GEMM time")
+    return extra if first and extra > RATIO_TOLERANCE * first else 0
