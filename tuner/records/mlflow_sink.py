@@ -111,13 +111,14 @@ class MlflowSink:
             self._client.set_terminated(self._ids["parent"], status)
 
     def _connect(self) -> None:
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         from mlflow.tracking import MlflowClient
 
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         if self._local:
             self._folder.mlflow.mkdir(parents=True, exist_ok=True)
         self._client = MlflowClient(tracking_uri=self.uri)
