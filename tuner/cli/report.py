@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.syntax import Syntax
 
+    from dashboards.tables import make_console
+    from dashboards.tables import print_summary
     from search_space.candidate import Candidate
-    from tuner.cli.tables import make_console
-    from tuner.cli.tables import print_summary
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tuner.budget import format_budget
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import Summary
+from tuner.records.units import format_budget
 
 
 def make_console() -> Console:
