@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass
 from dataclasses import field
@@ -60,6 +61,7 @@ class NodeShare:
         master: tuple[str, int],
         deadline_s: float,
         devices: list[str] | None = None,
+        program: Sequence[str] = ("-m", "trial_runner.rank"),
     ) -> None:
         """Start the ranks.
 
@@ -70,6 +72,7 @@ class NodeShare:
             master: address and port of the rendezvous.
             deadline_s: seconds of wall time after which the ranks are killed, whatever happens to us.
             devices: device ids that the ranks may use, one a rank; None leaves visibility as it is.
+            program: what Python runs as a rank; its last argument is the path of the order.
         """
         self.state = GangState()
         folder = Path(spec.folder)
@@ -82,7 +85,7 @@ class NodeShare:
             orders.append(
                 {
                     "rank": rank,
-                    "argv": [sys.executable, "-P", "-m", "trial_runner.rank", str(spec_path)],
+                    "argv": [sys.executable, "-P", *program, str(spec_path)],
                     "env": rank_environment(spec, rank, local, len(ranks), node, master, devices),
                     "log": str(log),
                     "cwd": str(folder),
@@ -119,7 +122,13 @@ class NodeShare:
                 self.state.ended = facts["why"]
         self._process.wait()
         if self.state.ended is None:
+            # The warden died without a word: its ranks are ours to end now.
+            self._kill_group()
             self.state.ended = "killed"
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, signal.SIGKILL)
 
     def poll(self) -> GangState:
         """The present state; ``ended`` is only set once every process of the group is gone."""
@@ -137,9 +146,11 @@ class NodeShare:
         while time.monotonic() < until and self.poll().ended is None:
             time.sleep(0.02)
         if self.poll().ended is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
-            self._reader.join(timeout=KILL_GRACE_S / 2)
+            self._kill_group()
+            self._reader.join(timeout=KILL_GRACE_S / 4)
+            until += KILL_GRACE_S / 4
+            while time.monotonic() < until and group_alive(self.group):
+                time.sleep(0.02)
         return self.state
 
 
@@ -179,7 +190,6 @@ def rank_environment(
         "MASTER_PORT": str(master[1]),
         "NGPU": str(spec.world_size),
         "PYTHONUNBUFFERED": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if spec.device == "cpu":
         env |= {

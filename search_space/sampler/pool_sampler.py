@@ -26,8 +26,9 @@ from search_space.sampler.strategies import STRATEGIES
 KEY = "candidate"
 """User attribute of an Optuna trial that holds its candidate's key."""
 
-ATTEMPTS = 50
-"""How often Optuna's own samplers are asked again for a candidate that is in the pool and new."""
+ATTEMPTS = {"tpe": 50, "gp": 3}
+"""How often Optuna's own samplers are asked again for a candidate that is in the pool and new. The Gaussian process
+draws nothing at random once it has a model, so it soon repeats itself, and each of its answers takes a second."""
 
 
 def candidate_params(candidate: Candidate, names: list[str]) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class PoolSampler(BaseSampler):
         """Ask Optuna's own sampler until it names a candidate that is left; after that any that is left."""
         assert self._delegate is not None
         allowed = set(left.tolist())
-        for _ in range(ATTEMPTS):
+        for _ in range(ATTEMPTS[self._strategy]):
             params = dict(self._delegate.sample_relative(study, trial, self._delegate_space(study, trial)))
             for name, space in search_space.items():
                 if name not in params:

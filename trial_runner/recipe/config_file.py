@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-import pprint
+import json
 import re
 import textwrap
 
@@ -103,11 +103,12 @@ def _knob_lines(candidate: Candidate, base: BaseFunction, recipe: Recipe) -> tup
         "fsdp_reshard_after_forward": candidate.reshard_after_forward,
     }
     lines = [f"config.training.local_batch_size = {local_batch}"]
-    lines += [f"config.parallelism.{name} = {value!r}" for name, value in parallel.items()]
+    lines += [f"config.parallelism.{name} = {json.dumps(value)}" for name, value in parallel.items()]
     if pipelined:
-        modules = pprint.pformat(stage_modules(base.shape.layers, candidate.num_stages), width=100, compact=True)
+        stages = stage_modules(base.shape.layers, candidate.num_stages)
+        modules = "[\n" + "".join(f"    {json.dumps(stage)},\n" for stage in stages) + "]"
         lines += [
-            f"config.parallelism.pipeline_parallel_schedule = {candidate.schedule!r}",
+            f"config.parallelism.pipeline_parallel_schedule = {json.dumps(candidate.schedule)}",
             f"config.parallelism.pipeline_parallel_microbatch_size = {candidate.micro_batch}",
             f"config.parallelism.module_fqns_per_model_part = {modules}",
             "config.training.disable_cuda_graphs = True  # not supported with a pipeline",

@@ -156,7 +156,7 @@ def _row(
         "after_mfu_pct": f"{winner['mfu_pct']:.2f}",
         "before_peak_reserved_gib": f"{baseline['peak_reserved_gib']:.2f}",
         "after_peak_reserved_gib": f"{winner['peak_reserved_gib']:.2f}",
-        "trace": (winner.get("traces") or [""])[0],
+        "trace": "/".join([study, *Path((winner.get("traces") or [""])[0]).parts[-3:]]),
         "versions": " ".join(f"{key}={value}" for key, value in versions().items()),
         "approved_by": "",
     }

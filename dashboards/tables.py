@@ -8,9 +8,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tuner.budget import format_budget
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import Summary
+from tuner.records.units import format_budget
+
+
+def make_console() -> Console:
+    """A console that wraps at the terminal's width, and does not wrap where there is no terminal."""
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(console.width, 180))
+    return console
 
 
 def outcome_text(trial: dict[str, Any]) -> str:
@@ -80,10 +88,8 @@ def trial_table(trials: list[dict[str, Any]], running: dict[int, dict[str, Any]]
         phase = trial.get("phase", "starting")
         step = f"{trial['step_time_s']:.4g}" if "step_time_s" in trial else ""
         what = f"{phase} {trial['step']}" if "step" in trial else phase
-        table.add_row(
-            str(number), "running", trial.get("label", ""), "", step, what, "", "", f"{trial.get('device_s', 0):.0f}", "",
-            style="cyan",
-        )  # fmt: skip
+        spent = f"{trial.get('device_s', 0):.0f}"
+        table.add_row(str(number), "running", trial.get("label", ""), "", step, what, "", "", spent, "", style="cyan")
     return table
 
 

@@ -14,11 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tuner.budget import format_budget
-from tuner.cli.tables import figures
-from tuner.cli.tables import outcome_text
-from tuner.cli.tables import trial_table
+from dashboards.tables import figures
+from dashboards.tables import make_console
+from dashboards.tables import outcome_text
+from dashboards.tables import trial_table
 from tuner.records.layout import StudyFolder
+from tuner.records.units import format_budget
 
 
 class Display:
@@ -53,13 +54,12 @@ class PlainDisplay(Display):
     """One line per event."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
-        self._best: float | None = None
+        self._console = make_console()
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Print what a person wants to know of the event."""
         for line in describe(event):
-            self._console.print(line, markup=False)
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def finish(self, folder: StudyFolder, code: int) -> None:
         """Print the closing table and how to go on."""
@@ -70,7 +70,7 @@ class LiveDisplay(Display):
     """A table that updates in place: budget bar, trials, what runs now, the best so far."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._console = make_console()
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._budget = self._spent = 0.0
         self._trials: list[dict[str, Any]] = []
@@ -166,7 +166,7 @@ def describe(event: dict[str, Any]) -> list[str]:
 
 def print_end(console: Console, folder: StudyFolder, code: int) -> None:
     """The closing table of a session, why it ended, and how to go on."""
-    from tuner.cli.tables import print_summary
+    from dashboards.tables import print_summary
     from tuner.records.summary import summarise
 
     print_summary(console, summarise(folder), folder)

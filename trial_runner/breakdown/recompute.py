@@ -1,0 +1,161 @@
+"""Which compute of a step is the forward running again inside backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trial_runner.breakdown import intervals
+from trial_runner.breakdown import names
+from trial_runner.breakdown.gemm import find_products
+from trial_runner.breakdown.intervals import Intervals
+from trial_runner.breakdown.links import Links
+from trial_runner.breakdown.trace import ANNOTATION
+from trial_runner.breakdown.trace import OPERATOR
+from trial_runner.breakdown.trace import PYTHON
+
+
+RATIO_TOLERANCE = 0.3
+"""Backward GEMM time above twice the forward's, as a share of the forward's, that still is no recompute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompute:
+    """What of the compute is recompute."""
+
+    again: NDArray[np.bool_]
+    """Which of the asked rows; shape (rows,)."""
+
+    ratio_ns: int
+    """Without marks and shapes: time by the ratio of GEMM times, ns (then ``again`` is empty)."""
+
+    basis: str
+    """How it was found; empty when there is none."""
+
+    region: Intervals
+    """Without a device: from the first to the last recomputed operator inside each node of backward, and what leads
+    up to the first. There the CPU does the recompute, so the time between the operators belongs to it as well."""
+
+
+def find_recompute(links: Links, rows: NDArray[np.intp]) -> Recompute:
+    """Find recompute among compute events ``rows`` (one step of one rank).
+
+    1. By marks: operators that run forward (they carry an autograd sequence number and no forward thread) inside a
+       node of the backward engine, the forward part of a reentrant checkpoint's node, frames of
+       ``torch/utils/checkpoint.py``, annotations that say recompute. Everything these launch counts, GEMM or not.
+       Where every forward operator has its number and no graph is compiled, the absence of marks means no recompute.
+    2. Else by shapes: a forward product of M, N, K has two in backward with the same three lengths; more of them, and
+       forward attention inside backward, are recompute. Fused kernels of a compiled backward are not told apart.
+    3. Else by the ratio of GEMM times: backward above twice forward. Slower backward GEMMs within
+       :data:`RATIO_TOLERANCE` count as none.
+    """
+    none = Recompute(again=np.zeros(len(rows), dtype=bool), ratio_ns=0, basis="", region=intervals.EMPTY)
+    if not len(rows) or not links.backward:
+        return none
+    backward = links.called_inside(rows, links.backward)
+    windows, anywhere = _marks(links)
+    again = links.called_inside(rows, windows)
+    if len(anywhere):
+        again |= backward & intervals.contains(anywhere, links.called_at[rows])
+    if again.any():
+        region = intervals.EMPTY if links.on_device else _region(links, rows, again)
+        return Recompute(again=again, ratio_ns=0, basis="forward operators inside backward", region=region)
+    if _tells_all(links):
+        return none
+    by_shape = _by_shapes(links, rows, backward)
+    if by_shape is not None:
+        return replace(none, again=by_shape, basis="shapes" if by_shape.any() else "")
+    extra = _by_ratio(links, rows, backward)
+    return replace(none, ratio_ns=extra, basis="ratio of backward to forward GEMM time" if extra else "")
+
+
+def _region(links: Links, rows: NDArray[np.intp], again: NDArray[np.bool_]) -> Intervals:
+    """Spans of recomputed operators by thread and outermost node of backward, from the end of the work before."""
+    trace = links.trace
+    spans = []
+    for thread, nodes in links.backward.items():
+        mine = rows[again & (trace.thread[rows] == thread)]
+        other = np.sort(trace.end[rows[~again & (trace.thread[rows] == thread)]])
+        node = np.searchsorted(nodes[:, 0], trace.start[mine], side="right")
+        for one in np.unique(node):
+            inside = mine[node == one]
+            first = int(trace.start[inside].min())
+            before = int(np.searchsorted(other, first, side="right")) - 1
+            begin = max(int(nodes[one - 1, 0]), int(other[before]) if before >= 0 else 0)
+            spans.append((min(begin, first), int(trace.end[inside].max())))
+    array = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return intervals.union(array[:, 0], array[:, 1])
+
+
+def _marks(links: Links) -> tuple[dict[int, Intervals], Intervals]:
+    """Windows of recompute by thread, and windows whose thread is not known."""
+    trace = links.trace
+    operators = trace.rows(OPERATOR)
+    forward = operators[(trace.sequence[operators] >= 0) & (trace.forward_thread[operators] == 0)]
+    forward = trace.named(forward, lambda name: "::" in name and not names.is_comm_operator(name))
+    forward = forward[links.called_inside(forward, links.backward)]
+    nodes = trace.named(operators, lambda name: name == "CheckpointFunctionBackward")
+    engine = trace.named(operators, names.is_backward)
+    windows = links.windows(forward)
+    for thread in np.unique(trace.thread[nodes]).tolist():
+        mine, inner = nodes[trace.thread[nodes] == thread], engine[trace.thread[engine] == thread]
+        outer = intervals.union(trace.start[mine], trace.end[mine])
+        inner = inner[intervals.contains(outer, trace.start[inner])]
+        own = intervals.subtract(outer, intervals.union(trace.start[inner], trace.end[inner]))
+        windows[thread] = intervals.join(windows.get(thread, intervals.EMPTY), own)
+    marked = np.flatnonzero((trace.lane == PYTHON) | (trace.lane == ANNOTATION))
+    marked = trace.named(marked, names.is_checkpoint)
+    return windows, intervals.union(trace.start[marked], trace.end[marked])
+
+
+def _tells_all(links: Links) -> bool:
+    """Whether recompute, if there were any, would have left marks: eager operators with autograd's numbers."""
+    trace = links.trace
+    operators = trace.rows(OPERATOR)
+    compiled = trace.named(operators, lambda name: "CompiledFunction" in name or name.startswith("Torch-Compiled"))
+    if len(compiled):
+        return False
+    numbered = operators[(trace.sequence[operators] >= 0) & (trace.forward_thread[operators] == 0)]
+    return len(trace.named(numbered, lambda name: name.startswith("aten::"))) > 0
+
+
+def _by_shapes(links: Links, rows: NDArray[np.intp], backward: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    """Surplus products of backward; None when too few products have shapes to tell."""
+    trace = links.trace
+    products = find_products(links, rows)
+    attention = np.array([_is_forward_attention(trace.names[trace.name[row]]) for row in rows.tolist()], dtype=bool)
+    gemms = np.array([names.kernel_kind(trace.names[trace.name[row]]) == names.GEMM for row in rows.tolist()])
+    if (links.on_device and len(products) < 0.5 * gemms.sum()) or not products:
+        return None
+    forward = Counter(tuple(sorted(product.shape)) for product in products if not backward[product.place])
+    later = Counter(tuple(sorted(product.shape)) for product in products if backward[product.place])
+    exact = {product.shape for product in products if not backward[product.place]}
+    if not forward or not later:
+        return None
+    left = {key: min(max(later[key] - 2 * count, 0), count) for key, count in forward.items()}
+    again = np.zeros(len(rows), dtype=bool)
+    for product in products:
+        key = tuple(sorted(product.shape))
+        if backward[product.place] and left.get(key, 0) > 0 and product.shape in exact:
+            left[key] -= 1
+            again[product.place] = True
+    return again | (attention & backward)
+
+
+def _is_forward_attention(name: str) -> bool:
+    lowered = name.lower()
+    return names.kernel_kind(name) == names.ATTENTION and "fwd" in lowered and "bwd" not in lowered
+
+
+def _by_ratio(links: Links, rows: NDArray[np.intp], backward: NDArray[np.bool_]) -> int:
+    """Backward GEMM time above twice the forward's, ns; 0 within the tolerance."""
+    trace = links.trace
+    gemms = np.array([names.kernel_kind(trace.names[trace.name[row]]) == names.GEMM for row in rows.tolist()], bool)
+    length = (trace.end - trace.start)[rows]
+    first = int(length[gemms & ~backward].sum())
+    extra = int(length[gemms & backward].sum()) - 2 * first
+    return extra if first and extra > RATIO_TOLERANCE * first else 0

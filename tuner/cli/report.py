@@ -1,0 +1,74 @@
+"""`tune report`: a study's trials, its winner, and the winner's diff against the baseline."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("report", help="a study's trials, winner and the winner's diff")
+    parser.add_argument("study", nargs="?", help="name or folder (default: the newest)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report.
+
+    Raises:
+        UserError: no such study.
+    """
+    from rich.syntax import Syntax
+
+    from dashboards.tables import make_console
+    from dashboards.tables import print_summary
+    from search_space.candidate import Candidate
+    from tuner.records.layout import find_folder
+    from tuner.records.summary import summarise
+
+    folder = find_folder(args.study)
+    summary = summarise(folder)
+    by_number = {trial["number"]: trial for trial in summary.trials}
+    winner, baseline = by_number.get(summary.winner or -1), by_number.get(summary.baseline or 0)
+    if summary.winner == 0:
+        winner = by_number.get(0)
+    changed: dict[str, Any] = {}
+    diff: list[str] = []
+    if winner is not None and baseline is not None:
+        changed = Candidate.from_json(winner["candidate"]).changed(Candidate.from_json(baseline["candidate"]))
+        diff = config_diff(Path(baseline["folder"]), Path(winner["folder"]))
+    if args.json:
+        print(json.dumps({**summary.to_json(), "changed_knobs": changed, "config_diff": diff}))
+        return 0
+    console = make_console()
+    print_summary(console, summary, folder)
+    if winner is None:
+        return 0
+    console.print()
+    if not changed:
+        console.print("the winner is the baseline: nothing measured beat it beyond noise", markup=False)
+        return 0
+    console.print("what the winner changes against the baseline:", markup=False)
+    before = (baseline or {}).get("candidate", {})
+    for knob, value in changed.items():
+        console.print(f"  {knob}: {before.get(knob)} → {value}", markup=False)
+    console.print()
+    console.print(Syntax("\n".join(diff), "diff", background_color="default"))
+    return 0
+
+
+def config_diff(baseline: Path, winner: Path) -> list[str]:
+    """Unified diff of two trials' config functions, without their headers."""
+    texts = []
+    for folder in (baseline, winner):
+        source = next(iter(sorted(folder.glob("*.py"))), None)
+        text = source.read_text() if source else ""
+        body = text[text.index("    config = base()") :] if "    config = base()" in text else text
+        texts.append(body.splitlines())
+    before, after = texts
+    return list(difflib.unified_diff(before, after, "baseline", "winner", lineterm="", n=2))

@@ -1,0 +1,113 @@
+"""`tune ui`: the MLflow pages of a study, on loopback."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+from urllib.parse import quote
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("ui", help="open the MLflow pages of a study")
+    parser.add_argument("study", nargs="?", help="name or folder (default: the newest)")
+    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1 (default: 5000 if free)")
+    parser.add_argument("--json", action="store_true", help="print the URLs as one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start `mlflow ui` on the study's store, print every URL, and stay until Ctrl-C.
+
+    Raises:
+        UserError: no such study, it keeps its records on a server, or MLflow does not start.
+    """
+    from search_space.errors import UserError
+    from tuner.records.layout import find_folder
+    from tuner.records.mlflow_sink import local_uri
+
+    folder = find_folder(args.study)
+    ids_path = folder.root / "mlflow.json"
+    if not (folder.mlflow / "mlflow.db").exists():
+        raise UserError(f"study {folder.name} has no MLflow store in its folder; its records are on the named server")
+    port = args.port or _free_port()
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", local_uri(folder), "--workers", "1"]
+    log = (folder.root / "mlflow-ui.log").open("w")
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait(port, server, folder.root / "mlflow-ui.log")
+        ids = json.loads(ids_path.read_text()) if ids_path.exists() else {}
+        urls = page_urls(f"http://127.0.0.1:{port}", ids)
+        urls["ray_dashboard"] = "http://127.0.0.1:8265 (while a study runs)"
+        if args.json:
+            print(json.dumps({"study": folder.name, "urls": urls}), flush=True)
+        else:
+            for name, url in urls.items():
+                print(f"{name.replace('_', ' '):14} {url}", flush=True)
+            print("Ctrl-C to stop", flush=True)
+        server.wait()
+    finally:
+        _stop(server)
+        log.close()
+    return 0
+
+
+def page_urls(base: str, ids: dict[str, Any]) -> dict[str, str]:
+    """Addresses of the experiment, the study's run, and the comparison of its trials."""
+    urls = {"mlflow": base}
+    experiment, parent, trials = ids.get("experiment"), ids.get("parent"), list(ids.get("trials", {}).values())
+    if experiment and parent:
+        urls["trials"] = f"{base}/#/experiments/{experiment}/runs"
+        urls["study"] = f"{base}/#/experiments/{experiment}/runs/{parent}"
+    if experiment and trials:
+        runs, experiments = quote(json.dumps(trials)), quote(json.dumps([experiment]))
+        urls["compare"] = f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
+    return urls
+
+
+def _free_port() -> int:
+    for port in (5000, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    return 5000
+
+
+def _wait(port: int, server: subprocess.Popen[bytes], log: Any) -> None:
+    from search_space.errors import UserError
+
+    until = time.monotonic() + 90
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            break
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.3)
+    tail = "\n".join(log.read_text().splitlines()[-8:])
+    raise UserError(f"mlflow ui did not start on 127.0.0.1:{port}:\n{tail}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and the workers it started."""
+    import contextlib
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=5)
+            return
