@@ -198,7 +198,7 @@ TABLE = (
     ),
     Coefficient(
         name="fixed_bytes",
-        value=1.0 * 1024**3,
+        value=0.6 * 1024**3,
         sigma=0.4,
         cpu=(0.4 * 1024**3, 0.5),
         unit="bytes",

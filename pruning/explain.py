@@ -158,7 +158,8 @@ def explain(
         "nominal_peak": setting.hardware.peak(setting.precision),
     }
     reasons = [reason.to_json() for reason in assessment.reasons(0)]
-    entry["verdict"] = {"feasible": bool(assessment.feasible[0]), "reasons": reasons}
+    risks = [risk.to_json() for risk in assessment.risks(0)]
+    entry["verdict"] = {"feasible": bool(assessment.feasible[0]), "reasons": reasons, "risks": risks}
     entry["to_become_feasible"] = _changes(candidate, assessment)
     entry["decisions"] = decision_steps(candidate, layout, setting)
     entry["placement"] = placement(candidate, setting)

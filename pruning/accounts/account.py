@@ -38,6 +38,9 @@ class Account:
     sequence_parallel: bool = True
     """Whether norms and residuals are split over the tensor-parallel ranks by tokens."""
 
+    expert_imbalance: float = 1.5
+    """Tokens of the fullest expert-parallel rank over the mean, early in a dropless run (DeepEP#99)."""
+
     attention: str = "fused"
     """``fused`` (flash or flex), ``fused_softmax`` or ``unfused`` (both keep score matrices)."""
 
@@ -94,6 +97,9 @@ class Account:
         """Bytes per parameter of parameters, gradients and optimizer together, before any sharding."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
+
+FOREACH_STEP_BYTES = 4.0
+"""Temporary of a foreach Adam step, bytes per stored parameter: half of its two moments (verl#5364); fused has none."""
 
 TORCHTITAN = Account(
     name="torchtitan",

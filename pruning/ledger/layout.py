@@ -175,10 +175,8 @@ def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:
     """Each value's number among the column's distinct values, and how many there are."""
-    if column.dtype.kind == "f":
-        values = np.round(column * 4096).astype(np.int64)
-    else:
-        values = column.astype(np.int64)
+    scaled = np.round(column * 4096) if column.dtype.kind == "f" else column
+    values = scaled.astype(np.int64)
     low = int(values.min(initial=0))
     span = int(values.max(initial=0)) - low + 1
     if span > DENSE:

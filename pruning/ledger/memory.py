@@ -18,9 +18,11 @@ from pruning.ledger.parameters import rank_parameters
 from pruning.ledger.pipeline import Flow
 
 
-COMMUNICATOR_BYTES = 0.3e9
-"""Device memory outside the allocator per process group of more than one rank (NVIDIA/nccl#964: 0.5-0.7 GB for
-the first ones on A100 with default channels; later groups share buffers)."""
+PAIR_BYTES = 0.544e9
+"""Device memory outside the allocator of a communicator of two ranks (NVIDIA/nccl#964, A100, default channels)."""
+
+GROUP_BYTES = 0.688e9
+"""The same of a communicator of more ranks."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ def state_bytes(layout: Layout, ranks: Ranks, account: Account) -> dict[str, np.
     Fully sharded (FSDP2, HSDP): each over the shard ranks. Otherwise by ZeRO stage: 0 nothing sharded, 1 the
     optimizer, 2 gradients too, 3 parameters too (Rajbhandari et al. 2020).
     """
-    local = rank_parameters(layout, ranks)
-    shards = [shard[:, None] for shard in _shards(layout, account)]
+    local, stored = rank_parameters(layout, ranks), rank_parameters(layout, ranks, stored=True)
+    params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
     return {
-        "parameters": account.parameter_bytes * local / shards[0],
-        "gradients": account.gradient_bytes * local / shards[1],
-        "optimizer": account.optimizer_bytes * local / shards[2],
+        "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
+        "gradients": account.gradient_bytes * np.where(grads > 1, stored / grads, local),
+        "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
     }
 
 
@@ -85,6 +87,9 @@ class RankParts:
     local: np.ndarray
     """Parameters of the rank, shape (n, ranks)."""
 
+    spared: np.ndarray
+    """Of those, what expert parallelism's overlay spares once state is sharded, shape (n, ranks); 0 when dense."""
+
     held: np.ndarray
     """Activations in flight, shape (n, ranks)."""
 
@@ -114,14 +119,15 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     factor = coefficients.value("activation_factor")
     kept = factor * kept_set.kept
     dims = (layout.tp, layout.pp, layout.cp, layout.ep, layout.replicate, layout.shard)
-    per_group = 0.0 if layout.setting.on_cpu else COMMUNICATOR_BYTES
-    groups = per_group * total((size > 1).astype(np.float64) for size in dims)
+    scale = 0.0 if layout.setting.on_cpu else 1.0
+    groups = scale * total(np.where(size > 2, GROUP_BYTES, np.where(size > 1, PAIR_BYTES, 0.0)) for size in dims)
     shape = layout.setting.shape
     return RankParts(
         exists=ranks.exists,
         layers=ranks.layers.astype(np.float32),
         last=ranks.last.astype(np.float32),
         local=rank_parameters(layout, ranks).astype(np.float32),
+        spared=_spared(layout, ranks).astype(np.float32),
         held=(kept[:, None] * flow.inflight).astype(np.float32),
         block=block_parameters(layout).astype(np.float32),
         head=(shape.vocab * shape.hidden / layout.tp).astype(np.float32),
@@ -129,6 +135,12 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
+
+
+def _spared(layout: Layout, ranks: Ranks) -> np.ndarray:
+    if not layout.setting.shape.is_moe:
+        return np.zeros((len(layout), 1))
+    return rank_parameters(layout, ranks) - rank_parameters(layout, ranks, stored=True)
 
 
 def memory_of(
@@ -179,6 +191,9 @@ def peak_memory(
     block_side = parts.inner[:, None] + gathered_block + reducing
     first = habits.early[:, None] * local + held + np.maximum(loss_side, block_side)
     late = habits.late[:, None] * local + block_side
+    if layout.setting.shape.is_moe:
+        first = first - habits.early_sharded_bytes[:, None] * parts.spared
+        late = late - habits.late_sharded_bytes[:, None] * parts.spared
     allocated = np.maximum(first, late) * parts.exists
     reserved = allocated * np.float32(coefficients.value("reserved_factor"))
     device = reserved + parts.outside.astype(np.float32)[:, None] * parts.exists
@@ -187,10 +202,11 @@ def peak_memory(
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
         params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
-        complete = account.gradient_bytes * local / grads
+        stored = local - parts.spared
+        complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
-            "parameters": account.parameter_bytes * local / params,
-            "optimizer": account.optimizer_bytes * local / moments,
+            "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
+            "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
             "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0),
             "unsharded_parameters": np.where(at_loss, gathered_head, gathered_block),
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
@@ -218,6 +234,12 @@ class _Habits:
 
     late: np.ndarray
     """State, all gradients and the optimizer's step at the end."""
+
+    early_sharded_bytes: np.ndarray
+    """The part of ``early`` that is sharded."""
+
+    late_sharded_bytes: np.ndarray
+    """The part of ``late`` that is sharded."""
 
     early_sharded: np.ndarray
     """Whether the (sharded) gradients are there at the first moment."""
@@ -247,13 +269,17 @@ def _habits(layout: Layout, account: Account) -> _Habits:
     n = len(layout)
     no = np.zeros(n, dtype=bool)
     shards = _shards(layout, account)
-    base = account.parameter_bytes / shards[0] + account.optimizer_bytes / shards[2]
-    gradients = account.gradient_bytes / shards[1]
+    sizes = (account.parameter_bytes, account.gradient_bytes, account.optimizer_bytes)
+    base = sizes[0] / shards[0] + sizes[2] / shards[2]
+    gradients = sizes[1] / shards[1]
+    split = [np.where(shard > 1, size / shard, 0.0) for size, shard in zip(sizes, shards)]
     if not account.sharded:
         three = layout.flag("zero_stage") >= 3
         ahead = np.where(three, 2.0, 0.0)
         late = base + gradients + account.step_bytes / shards[2]
-        return _Habits(base + gradients, late, ~no, no, no, np.where(three, 1.0, 0.0), ahead, np.zeros(n))
+        return _Habits(
+            base + gradients, late, sum(split), sum(split), ~no, no, no, np.where(three, 1.0, 0.0), ahead, np.zeros(n)
+        )
     pipelined, accumulating = layout.pp > 1, layout.micro_batches > 1
     reshard = layout.pool["reshard_after_forward"]
     keeps = (reshard == 2) | ((reshard == 0) & pipelined)
@@ -266,4 +292,5 @@ def _habits(layout: Layout, account: Account) -> _Habits:
     unsharded = account.gradient_bytes * whole
     early = base + gradients * early_sharded + unsharded
     late = base + gradients + unsharded + account.step_bytes / shards[2]
-    return _Habits(early, late, early_sharded, whole, keeps, bucket, ahead, reducing)
+    early_split = split[0] + split[2] + split[1] * early_sharded
+    return _Habits(early, late, early_split, sum(split), early_sharded, whole, keeps, bucket, ahead, reducing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from pruning.ledger.layout import ranks_of
 from pruning.ledger.memory import Memory
 from pruning.ledger.memory import peak_memory
 from pruning.ledger.memory import rank_parts
+from pruning.ledger.memory import RankParts
 from pruning.ledger.pipeline import Flow
 from pruning.ledger.pipeline import flow_of
 from pruning.ledger.step_time import combine
+from pruning.ledger.step_time import Compute
 from pruning.ledger.step_time import compute_time
 from pruning.ledger.step_time import data_time
+from pruning.ledger.step_time import DataTime
 from pruning.ledger.step_time import StepTime
 from search_space.pool import Pool
 from search_space.setting import Setting
@@ -237,23 +241,38 @@ def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
         compute = compute_time(layout, flow, account, coefficients)
         parts = rank_parts(layout, ranks, flow, account, coefficients)
         size = max(256, CHUNK // max(1, ranks.layers.shape[1]))
-
-        def fill(start: int) -> None:
-            here, mine = index[start : start + size], row[start : start + size]
-            own = layout_of(Pool({name: prepared.pool[name][here] for name in MEMORY_KNOBS}), setting)
-            time = combine(compute.take(mine), data.take(prepared.data_of[here]), coefficients)
-            memory = peak_memory(parts.take(mine), own, account, coefficients)
-            _fill(out, here, _priced(own, time, memory, coefficients))
-
-        starts = range(0, len(index), size)
+        jobs = [
+            partial(
+                _finish, out, prepared, compute, parts, data, coefficients, index[at : at + size], row[at : at + size]
+            )
+            for at in range(0, len(index), size)
+        ]
         if len(index) < MANY:
-            for start in starts:
-                fill(start)
+            for job in jobs:
+                job()
         else:
             # Array arithmetic runs without the interpreter's lock, so two threads keep two cores busy.
             with ThreadPoolExecutor(max_workers=2) as threads:
-                list(threads.map(fill, starts))
+                for done in [threads.submit(job) for job in jobs]:
+                    done.result()
     return out
+
+
+def _finish(
+    out: Prices,
+    prepared: Prepared,
+    compute: Compute,
+    parts: RankParts,
+    data: DataTime,
+    coefficients: Coefficients,
+    index: np.ndarray,
+    row: np.ndarray,
+) -> None:
+    """Price the candidates at ``index``, whose compute and memory parts are in rows ``row``."""
+    own = layout_of(Pool({name: prepared.pool[name][index] for name in MEMORY_KNOBS}), prepared.setting)
+    time = combine(compute.take(row), data.take(prepared.data_of[index]), coefficients)
+    memory = peak_memory(parts.take(row), own, prepared.account, coefficients)
+    _fill(out, index, _priced(own, time, memory, coefficients))
 
 
 def _empty(n: int, width: int) -> Prices:

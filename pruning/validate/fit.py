@@ -184,7 +184,11 @@ def fit(start: Coefficients, blocks: Sequence[Block], rounds: int = 25) -> Fit:
     return Fit(start, log, precision, pull, information, squares, counts)
 
 
-HOSTS = ({}, {"launch_s": 6.0}, {"launch_s": 6.0, "pipeline_host": 2.0, "host_growth": 5.0, "network_host": 2.5})
+HOSTS: tuple[dict[str, float], ...] = (
+    {},
+    {"launch_s": 6.0},
+    {"launch_s": 6.0, "pipeline_host": 2.0, "host_growth": 5.0, "network_host": 2.5},
+)
 """Factors on the priors that a fit may start from: host time has no slope where devices are the slower side."""
 
 
