@@ -278,7 +278,16 @@ def _habits(layout: Layout, account: Account) -> _Habits:
         ahead = np.where(three, 2.0, 0.0)
         late = base + gradients + account.step_bytes / shards[2]
         return _Habits(
-            base + gradients, late, sum(split), sum(split), ~no, no, no, np.where(three, 1.0, 0.0), ahead, np.zeros(n)
+            base + gradients,
+            late,
+            total(split),
+            total(split),
+            ~no,
+            no,
+            no,
+            np.where(three, 1.0, 0.0),
+            ahead,
+            np.zeros(n),
         )
     pipelined, accumulating = layout.pp > 1, layout.micro_batches > 1
     reshard = layout.pool["reshard_after_forward"]
@@ -293,4 +302,4 @@ def _habits(layout: Layout, account: Account) -> _Habits:
     early = base + gradients * early_sharded + unsharded
     late = base + gradients + unsharded + account.step_bytes / shards[2]
     early_split = split[0] + split[2] + split[1] * early_sharded
-    return _Habits(early, late, early_split, sum(split), early_sharded, whole, keeps, bucket, ahead, reducing)
+    return _Habits(early, late, early_split, total(split), early_sharded, whole, keeps, bucket, ahead, reducing)

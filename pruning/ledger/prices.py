@@ -234,7 +234,7 @@ def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None 
 
 def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
     """Prices of a prepared pool under some coefficients."""
-    account, setting = prepared.account, prepared.setting
+    account = prepared.account
     out = _empty(len(prepared.pool), prepared.width)
     data = data_time(prepared.data, account, coefficients)
     for (layout, ranks, flow), index, row in zip(prepared.compute, prepared.compute_of, prepared.row_of):
