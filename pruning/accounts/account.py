@@ -145,7 +145,7 @@ FSDP1 = Account(
     source="FullyShardedDataParallel of torch 2.0-2.1 as llm-foundry uses it: fp32 shards, bf16 compute and reduce",
     reduce_bytes=2.0,
     selective_by_operator=False,
-    logit_bytes=8.0,
+    logit_bytes=4.0,
 )
 ACCOUNTS = {
     "torchtitan": TORCHTITAN,

@@ -45,6 +45,9 @@ PARTS = (
 )
 """The seven losses, in the order they are shown."""
 
+OTHER_SPREAD = 2.0
+"""Relative spread of host, link and waiting time over that of kernel time."""
+
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
 
@@ -88,6 +91,9 @@ class Prices:
 
     log_sigma: np.ndarray
     """Standard deviation of the logarithm of the step time."""
+
+    error_scale: np.ndarray
+    """Factor on ``model_error`` that went into it."""
 
     def __len__(self) -> int:
         return len(self.step_time_s)
@@ -293,6 +299,17 @@ def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
             getattr(out, name)[index] = getattr(chunk, name)
 
 
+def error_scale(time: StepTime) -> np.ndarray:
+    """How much less a step is predictable than one of kernels only, a factor on ``model_error``, shape (n,).
+
+    Kernel time repeats well; what hosts, links and waiting take spreads :data:`OTHER_SPREAD` times as much.
+    """
+    parts = time.parts
+    other = parts["exposed_communication"] + parts["cpu_launch"] + parts["straggler"] + parts["data_wait"]
+    share = np.clip(other / time.total, 0.0, 1.0)
+    return np.asarray(np.sqrt((1 - share) ** 2 + (OTHER_SPREAD * share) ** 2))
+
+
 def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coefficients) -> Prices:
     by_rank = memory.device
     worst = by_rank.max(axis=1, initial=0.0)
@@ -303,7 +320,7 @@ def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coeffi
         + (coefficients.sigma("reserved_factor") * reserved) ** 2
     )
     memory_spread = np.exp(Z90 * np.sqrt(spread) / np.maximum(worst, 1.0))
-    sigma = np.sqrt(time.variance + coefficients.value("model_error") ** 2)
+    sigma = np.sqrt(time.variance + (coefficients.value("model_error") * error_scale(time)) ** 2)
     step_spread = np.exp(Z90 * sigma)
     return Prices(
         ideal_s=np.full(len(layout), layout.setting.ideal_s),
@@ -317,4 +334,5 @@ def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coeffi
         memory_high_bytes=worst * memory_spread,
         memory_by_rank_bytes=np.where(by_rank > 0, by_rank, np.nan),
         log_sigma=sigma,
+        error_scale=error_scale(time),
     )

@@ -77,6 +77,8 @@ def read_table(path: str | Path) -> list[Row]:
             rows = [Row(file.stem, {k: v or "" for k, v in cells.items() if k}) for cells in csv.DictReader(stream)]
     except OSError as error:
         raise UserError(f"table {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"table {path}: is no text file") from None
     needed = ("row_id", "framework", "hardware", "gpus", "model", "seq_len", "tp", "pp", "micro_batch", "step_time_s")
     missing = [name for name in needed if rows and name not in rows[0].cells]
     if missing or not rows:

@@ -23,6 +23,7 @@ from pruning.validate.rows import read_table
 from pruning.validate.rows import Row
 from pruning.validate.translate import CannotPrice
 from pruning.validate.translate import Priced
+from pruning.validate.translate import Refused
 from pruning.validate.translate import translate
 from search_space.errors import UserError
 from search_space.hardware import GIB
@@ -144,10 +145,13 @@ def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, 
     own = _own_rows(calibrate)
     priced: list[Priced] = []
     unpriced: list[dict[str, str]] = []
+    refused: list[dict[str, str]] = []
     for path in paths:
         for row in read_table(path):
             try:
                 priced.append(translate(row))
+            except Refused as reason:
+                refused.append({"row_id": f"{row.table}:{row.row_id}", "why": str(reason)})
             except CannotPrice as reason:
                 unpriced.append({"row_id": f"{row.table}:{row.row_id}", "why": str(reason)})
     groups = group_rows(priced)
@@ -156,8 +160,13 @@ def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, 
     tallies = _Tallies()
     for number, group in enumerate(groups):
         results.append(_judge(group, score(group, coefficients[number]), tallies, own))
-    overall = _overall(results, tallies, len(priced), len(unpriced))
-    return {"calibrate": calibrate, "groups": results, "overall": overall, "unpriced": unpriced}
+    overall = _overall(results, tallies) | {
+        "priced_rows": len(priced),
+        "unpriced_rows": len(unpriced),
+        "refused_rows": len(refused),
+    }
+    document = {"calibrate": calibrate, "groups": results, "overall": overall}
+    return document | {"unpriced": unpriced, "refused": refused}
 
 
 def _own_rows(calibrate: str) -> int:
@@ -277,7 +286,7 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
     }
 
 
-def _overall(results: list[dict[str, Any]], tallies: _Tallies, priced: int, unpriced: int) -> dict[str, Any]:
+def _overall(results: list[dict[str, Any]], tallies: _Tallies) -> dict[str, Any]:
     counted = [result for result in results if result["n"] >= COUNTS]
     memory = [error for errors in tallies.memory_errors.values() for error in errors]
     overall: dict[str, Any] = {"groups": len(counted)} | _medians(counted)
@@ -290,12 +299,11 @@ def _overall(results: list[dict[str, Any]], tallies: _Tallies, priced: int, unpr
         "false_infeasible_pct": _share([not fits for fits in tallies.ran]),
         "interval_coverage_pct": _share(tallies.covered),
         "median_interval_width_pct": metrics.median(tallies.widths),
-        "best_rejected": sum(result["best_rejected"] for result in results),
+        "best_rejected": sum(result["best_rejected"] for result in counted),
+        "best_rejected_small_groups": sum(result["best_rejected"] for result in results if result["n"] < COUNTS),
         "ran_rows": len(tallies.ran),
         "oom_rows": len(tallies.died),
         "feasibility_unjudged_rows": tallies.unjudged,
-        "priced_rows": priced,
-        "unpriced_rows": unpriced,
         "tables": {
             table: {"groups": len(mine)} | _medians(mine)
             for table in dict.fromkeys(result["table"] for result in counted)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 import json
+from math import log2
 import re
 from typing import Any
 
@@ -54,6 +55,10 @@ class CannotPrice(Exception):
     """A row lacks something that pricing needs; the message says what."""
 
 
+class Refused(CannotPrice):
+    """A row whose layout a validity rule refuses: a verdict, not a gap."""
+
+
 @cache
 def _models() -> dict[str, dict[str, Any]]:
     text = resources.files("pruning").joinpath("validate/models.json").read_text(encoding="utf-8")
@@ -69,6 +74,7 @@ def _known(model: str) -> dict[str, Any]:
         name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
     )
     name = re.sub(r"^(gpt5b|gpt-5b).*", "gpt-5b", name)
+    name = re.sub(r"-l\d+$", "", name)
     return _models().get(name, {})
 
 
@@ -176,7 +182,7 @@ def account_of(row: Row) -> Account:
     """The framework's habits with the row's kernels and sequence parallelism."""
     account = find_account(_framework(row))
     kernel = row["attention_kernel"].lower()
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"expert_imbalance": 1.0}
     if kernel in ("torch",) or "unfused" in kernel:
         changes["attention"] = "unfused"
     elif (kernel == "fused" and row.table.startswith("hagemann")) or "fused softmax" in kernel:
@@ -210,7 +216,21 @@ def account_of(row: Row) -> Account:
         changes["parameter_bytes"] = 4.0
     if "fp4" in row["precision"].lower():
         changes["product_speed"] = 1.3
-    return replace(account, **changes) if changes else account
+    return replace(account, **changes)
+
+
+def _implied_seq_len(row: Row) -> int | None:
+    """Sequence length from what a row's notes say, or from tokens per second × step time / batch."""
+    stated = re.search(r"sequence length (\d+)", row["notes"])
+    if stated:
+        return int(stated[1])
+    rate, gpus, step = row.number("tokens_per_s_per_gpu"), row.number("gpus"), row.number("step_time_s")
+    batch = row.number("global_batch_seqs")
+    if not rate or not gpus or not step or not batch:
+        return None
+    implied = rate * gpus * step / batch
+    whole = 2 ** round(log2(implied))
+    return int(whole) if abs(implied / whole - 1) < 0.02 else None
 
 
 def _checkpoint(row: Row) -> dict[str, Any]:
@@ -219,13 +239,10 @@ def _checkpoint(row: Row) -> dict[str, Any]:
         return {"activation_checkpoint": "memory_budget", "memory_budget": float(text.split("=")[1])}
     if text.startswith(("full", "minimal_with", "qkv_proj")):
         return {"activation_checkpoint": "full"}
-    modules = re.search(r"mlp|\bmoe\b|moe_act|norm|mla_up_proj|shared_expert", text)
-    if text.startswith("selective") and modules:
+    if text.startswith("selective") and re.search(r"mlp|moe|norm|mla_up_proj|shared_expert", text):
         # named modules: about the share of a block's kept tensors that stays
-        return {
-            "activation_checkpoint": "memory_budget",
-            "memory_budget": 0.45 if "mlp" in text or "moe," in text else 0.75,
-        }
+        share = 0.2 if re.search(r"\bmoe\b", text) else 0.45 if "mlp" in text else 0.75
+        return {"activation_checkpoint": "memory_budget", "memory_budget": share}
     if text.startswith(("selective", "minimal")):
         return {"activation_checkpoint": "selective"}
     return {}
@@ -241,7 +258,7 @@ def translate(row: Row) -> Priced:
     gpus = row.whole("gpus")
     if not gpus:
         raise CannotPrice("number of GPUs not in the table")
-    seq_len = row.whole("seq_len")
+    seq_len = row.whole("seq_len") or _implied_seq_len(row)
     if not seq_len:
         raise CannotPrice("sequence length not in the table")
     tp, pp, cp = (row.whole(name, 1) or 1 for name in ("tp", "pp", "cp"))
@@ -265,7 +282,7 @@ def translate(row: Row) -> Priced:
             raise CannotPrice(f"global batch {batch} does not divide into {dp} ranks × micro-batch {micro}")
     vp = row.whole("vp", 1) or 1
     if pp * vp > shape.layers + (4 if account.balances_head else 0):
-        raise CannotPrice(f"{pp * vp} stages exceed {shape.layers} layers")
+        raise Refused(f"{pp * vp} stages exceed {shape.layers} layers")
     replicate, shard = row.whole("dp_replicate", 0) or 0, row.whole("dp_shard", 0) or 0
     if account.sharded:
         if not shard or replicate * shard != dp:
@@ -275,7 +292,8 @@ def translate(row: Row) -> Priced:
     zero = row.whole("zero_stage", 1 if framework == "megatron" else 0) or 0
     precision = row["precision"].lower()
     low = "fp8" in precision or "float8" in precision or "fp4" in precision
-    old = account.name == "torchtitan" and "chunk" not in row["notes"]
+    recent = row["framework_version"].startswith(("0.3", "2026"))
+    old = account.name == "torchtitan" and not recent and "chunk" not in row["notes"]
     chunks = re.search(r"num_chunks=(\d+)", row["notes"])
     candidate = Candidate(
         tensor_parallel=tp,
