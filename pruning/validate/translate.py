@@ -74,7 +74,6 @@ def _known(model: str) -> dict[str, Any]:
         name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
     )
     name = re.sub(r"^(gpt5b|gpt-5b).*", "gpt-5b", name)
-    name = re.sub(r"-l\d+$", "", name)
     return _models().get(name, {})
 
 
@@ -256,6 +255,8 @@ def translate(row: Row) -> Priced:
     """
     shape, hardware = shape_of(row), hardware_of(row)
     gpus = row.whole("gpus")
+    if not gpus and row.table == "megatron_lm_ci_golden" and "DGX" in row["hardware"]:
+        gpus = 8  # every DGX row of that table that states it ran on one node
     if not gpus:
         raise CannotPrice("number of GPUs not in the table")
     seq_len = row.whole("seq_len") or _implied_seq_len(row)

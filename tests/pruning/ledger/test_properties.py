@@ -82,7 +82,9 @@ def step(candidate: Candidate, setting: Setting) -> float:
 @settings(max_examples=40, deadline=None)
 def test_memory_grows_with_micro_batch_sequence_and_layers(candidate: Candidate) -> None:
     base = memory(candidate, SETTING)
-    assert memory(replace(candidate, micro_batch=2 * candidate.micro_batch), SETTING) >= base * 0.999
+    # as many micro-batches as before: with fewer, accumulation and its buffers may go away
+    wider = replace(SETTING, global_batch_seqs=2 * SETTING.global_batch_seqs)
+    assert memory(replace(candidate, micro_batch=2 * candidate.micro_batch), wider) >= base
     longer = replace(SETTING, seq_len=2 * SETTING.seq_len)
     assert memory(candidate, longer) > base
     deeper = replace(SETTING, shape=replace(SETTING.shape, layers=SETTING.shape.layers + 8))
