@@ -142,6 +142,23 @@ class Ranks:
     held: dict[int, tuple[int, ...]]
     """Blocks of each stage by number of stages."""
 
+    def take(self, index: np.ndarray) -> Ranks:
+        """The rows at ``index``; a single row stands for all."""
+        if len(self.layers) == 1:
+            return self
+        exists, layers, first, last = (
+            np.take(a, index, axis=0) for a in (self.exists, self.layers, self.first, self.last)
+        )
+        return Ranks(exists, layers, first, last, self.held)
+
+    def single(self) -> Ranks:
+        """Single precision, and one row where all rows are equal."""
+        arrays = (self.exists, self.layers, self.first, self.last)
+        if len(self.layers) > 1 and all((array == array[:1]).all() for array in arrays):
+            arrays = (self.exists[:1], self.layers[:1], self.first[:1], self.last[:1])
+        exists, layers, first, last = arrays
+        return Ranks(exists, *(array.astype(np.float32) for array in (layers, first, last)), self.held)
+
 
 DENSE = 1 << 26
 """Largest range of combination codes that a table of marks is kept for; beyond it codes are sorted."""

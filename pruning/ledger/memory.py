@@ -75,20 +75,8 @@ class RankParts:
     Single precision where arrays have a rank axis: seven digits are more than any account of memory is good for.
     """
 
-    exists: np.ndarray
-    """Whether there is such a pipeline rank, shape (n, ranks)."""
-
-    layers: np.ndarray
-    """Blocks of the rank, shape (n, ranks)."""
-
-    last: np.ndarray
-    """1 on the rank with the head, shape (n, ranks)."""
-
-    local: np.ndarray
-    """Parameters of the rank, shape (n, ranks)."""
-
-    spared: np.ndarray
-    """Of those, what expert parallelism's overlay spares once state is sharded, shape (n, ranks); 0 when dense."""
+    ranks: Ranks
+    """What each pipeline rank holds; one row when all candidates are cut alike."""
 
     held: np.ndarray
     """Activations in flight, shape (n, ranks)."""
@@ -96,8 +84,17 @@ class RankParts:
     block: np.ndarray
     """Parameters of one block, shape (n,)."""
 
+    spared: np.ndarray
+    """Of those, what expert parallelism's overlay spares once state is sharded, shape (n,); 0 when dense."""
+
+    embedding: np.ndarray
+    """Parameters of the input embedding, shape (n,)."""
+
+    tail: np.ndarray
+    """Parameters of the last norm and of a head of its own, shape (n,)."""
+
     head: np.ndarray
-    """Parameters of the head, shape (n,)."""
+    """Parameters that the head multiplies with, its own or the embedding's, shape (n,)."""
 
     inner: np.ndarray
     """Recomputed set and inner gradients of one block running backward, shape (n,)."""
@@ -110,7 +107,10 @@ class RankParts:
 
     def take(self, index: np.ndarray) -> RankParts:
         """The rows at ``index``."""
-        return RankParts(**{name: np.take(getattr(self, name), index, axis=0) for name in self.__dataclass_fields__})
+        arrays = {
+            name: np.take(getattr(self, name), index, axis=0) for name in self.__dataclass_fields__ if name != "ranks"
+        }
+        return RankParts(ranks=self.ranks.take(index), **arrays)
 
 
 def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients) -> RankParts:
@@ -121,26 +121,20 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     dims = (layout.tp, layout.pp, layout.cp, layout.ep, layout.replicate, layout.shard)
     scale = 0.0 if layout.setting.on_cpu else 1.0
     groups = scale * total(np.where(size > 2, GROUP_BYTES, np.where(size > 1, PAIR_BYTES, 0.0)) for size in dims)
-    shape = layout.setting.shape
+    shape, block = layout.setting.shape, block_parameters(layout)
+    spared = block - block_parameters(layout, stored=True) if shape.is_moe else np.zeros(len(layout))
     return RankParts(
-        exists=ranks.exists,
-        layers=ranks.layers.astype(np.float32),
-        last=ranks.last.astype(np.float32),
-        local=rank_parameters(layout, ranks).astype(np.float32),
-        spared=_spared(layout, ranks).astype(np.float32),
-        held=(kept[:, None] * flow.inflight).astype(np.float32),
-        block=block_parameters(layout).astype(np.float32),
+        ranks=ranks.single(),
+        held=kept.astype(np.float32)[:, None] * flow.inflight.astype(np.float32),
+        block=block.astype(np.float32),
+        spared=spared.astype(np.float32),
+        embedding=(shape.embedding_params / layout.tp).astype(np.float32),
+        tail=((shape.head_params + shape.norm_params) / layout.tp).astype(np.float32),
         head=(shape.vocab * shape.hidden / layout.tp).astype(np.float32),
         inner=(factor * (kept_set.again + kept_set.transient)).astype(np.float32),
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
-
-
-def _spared(layout: Layout, ranks: Ranks) -> np.ndarray:
-    if not layout.setting.shape.is_moe:
-        return np.zeros((len(layout), 1))
-    return rank_parameters(layout, ranks) - rank_parameters(layout, ranks, stored=True)
 
 
 def memory_of(
@@ -177,32 +171,34 @@ def peak_memory(
         itemise: whether to fill ``terms``.
     """
     habits = _habits(layout, account).single()
-    local, held = parts.local, parts.held
+    ranks, held = parts.ranks, parts.held
     keeps, block = habits.keeps[:, None], parts.block[:, None]
-    one = np.minimum(parts.layers, habits.bucket[:, None]) * block
-    window = np.minimum(parts.layers, habits.ahead[:, None]) * block
-    last_head = parts.last * parts.head[:, None]
+    one = np.minimum(ranks.layers, habits.bucket[:, None]) * block
+    window = np.minimum(ranks.layers, habits.ahead[:, None]) * block
+    last_head = ranks.last * parts.head[:, None]
+    local = ranks.layers * block + ranks.first * parts.embedding[:, None] + ranks.last * parts.tail[:, None]
     double = 2 * local
     gathered_block = np.where(keeps, double, 2 * window)
     gathered_head = np.where(keeps, double, 2 * (last_head + one))
     reducing = habits.reducing[:, None] * one
-    logits = parts.last * logits_bytes(layout, account).astype(np.float32)[:, None] + 2 * last_head
+    logits = ranks.last * logits_bytes(layout, account).astype(np.float32)[:, None] + 2 * last_head
     loss_side = logits + gathered_head
     block_side = parts.inner[:, None] + gathered_block + reducing
     first = habits.early[:, None] * local + held + np.maximum(loss_side, block_side)
     late = habits.late[:, None] * local + block_side
     if layout.setting.shape.is_moe:
-        first = first - habits.early_sharded_bytes[:, None] * parts.spared
-        late = late - habits.late_sharded_bytes[:, None] * parts.spared
-    allocated = np.maximum(first, late) * parts.exists
+        spared = ranks.layers * parts.spared[:, None]
+        first = first - habits.early_sharded_bytes[:, None] * spared
+        late = late - habits.late_sharded_bytes[:, None] * spared
+    allocated = np.maximum(first, late) * ranks.exists
     reserved = allocated * np.float32(coefficients.value("reserved_factor"))
-    device = reserved + parts.outside.astype(np.float32)[:, None] * parts.exists
+    device = reserved + parts.outside.astype(np.float32)[:, None] * ranks.exists
     terms: dict[str, np.ndarray] = {}
     if itemise:
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
         params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
-        stored = local - parts.spared
+        stored = local - ranks.layers * parts.spared[:, None]
         complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
             "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
@@ -219,7 +215,7 @@ def peak_memory(
             "communicators": parts.outside[:, None] - coefficients.value("fixed_bytes") + 0.0 * local,
             "fixed": coefficients.value("fixed_bytes") + 0.0 * local,
         }
-        terms = {name: np.where(parts.exists, term, 0.0) for name, term in terms.items()}
+        terms = {name: np.where(ranks.exists, term, 0.0) for name, term in terms.items()}
     if layout.setting.on_cpu:
         reserved = device
     return Memory(terms, allocated, reserved, device, parts.activations)

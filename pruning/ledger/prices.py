@@ -51,7 +51,7 @@ OTHER_SPREAD = 2.0
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
 
-CHUNK = 1 << 14
+CHUNK = 1 << 16
 """Candidates times pipeline ranks priced at once, so that working arrays stay in the cache."""
 
 
@@ -192,7 +192,7 @@ class Prepared:
     """The framework's habits."""
 
     compute: list[tuple[Layout, Ranks, Flow]]
-    """Distinct combinations of :data:`COMPUTE_KNOBS`, in pieces of equal pipeline ranks when there are many."""
+    """Distinct combinations of :data:`COMPUTE_KNOBS`, in pieces that are cut alike when there are many."""
 
     compute_of: list[np.ndarray]
     """Positions in the pool of the candidates of each piece."""
@@ -213,15 +213,19 @@ class Prepared:
 def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None = None) -> Prepared:
     """Degrees, ranks and simulated pipelines of a pool, one row for each distinct combination of knobs that matter.
 
-    Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
+    Candidates that are cut alike go together: arrays by rank are no wider than needed, and one row serves all.
     """
     n, pp = len(pool), pool["pipeline_parallel"]
     width = int(pp.max(initial=1))
     few = n * width <= CHUNK or links is not None
-    groups = [np.arange(n)] if few else [np.flatnonzero(pp == size) for size in np.unique(pp)]
+    if few:
+        groups = [np.arange(n)]
+    else:
+        cut = (pp.astype(np.int64) * 64 + pool["schedule"]) * 1024 + pool["virtual_stages"]
+        groups = [np.flatnonzero(cut == code) for code in np.unique(cut)]
     pieces, rows = [], []
     for index in groups:
-        mine = pool if few else pool.take(index)
+        mine = pool if few else Pool({knob: pool[knob][index] for knob in COMPUTE_KNOBS})
         if links is None:
             positions, inverse = distinct(*(mine[knob] for knob in COMPUTE_KNOBS))
         else:
@@ -232,7 +236,8 @@ def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None 
         rows.append(inverse)
     if links is None:
         positions, data_of = distinct(*(pool[knob] for knob in DATA_KNOBS))
-        data = layout_of(pool.take(positions), setting)
+        needed = (*DATA_KNOBS, "virtual_stages")
+        data = layout_of(Pool({knob: pool[knob][positions] for knob in needed}), setting)
     else:
         data, data_of = pieces[0][0], np.arange(n)
     return Prepared(pool, setting, account, pieces, groups, rows, data, data_of, width)
@@ -243,24 +248,22 @@ def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
     account = prepared.account
     out = _empty(len(prepared.pool), prepared.width)
     data = data_time(prepared.data, account, coefficients)
+    jobs = []
     for (layout, ranks, flow), index, row in zip(prepared.compute, prepared.compute_of, prepared.row_of):
         compute = compute_time(layout, flow, account, coefficients)
         parts = rank_parts(layout, ranks, flow, account, coefficients)
         size = max(256, CHUNK // max(1, ranks.layers.shape[1]))
-        jobs = [
-            partial(
-                _finish, out, prepared, compute, parts, data, coefficients, index[at : at + size], row[at : at + size]
-            )
-            for at in range(0, len(index), size)
-        ]
-        if len(index) < MANY:
-            for job in jobs:
-                job()
-        else:
-            # Array arithmetic runs without the interpreter's lock, so two threads keep two cores busy.
-            with ThreadPoolExecutor(max_workers=2) as threads:
-                for done in [threads.submit(job) for job in jobs]:
-                    done.result()
+        for at in range(0, len(index), size):
+            rows = index[at : at + size], row[at : at + size]
+            jobs.append(partial(_finish, out, prepared, compute, parts, data, coefficients, *rows))
+    if len(prepared.pool) < MANY:
+        for job in jobs:
+            job()
+    else:
+        # Array arithmetic runs without the interpreter's lock, so two threads keep two cores busy.
+        with ThreadPoolExecutor(max_workers=2) as threads:
+            for done in [threads.submit(job) for job in jobs]:
+                done.result()
     return out
 
 
@@ -283,7 +286,7 @@ def _finish(
 
 def _empty(n: int, width: int) -> Prices:
     names = [name for name in Prices.__dataclass_fields__ if name not in ("parts_s", "memory_by_rank_bytes")]
-    by_rank = np.full((n, width), np.nan)
+    by_rank = np.full((n, width), np.nan, dtype=np.float32)
     parts = {name: np.zeros(n) for name in PARTS}
     return Prices(parts_s=parts, memory_by_rank_bytes=by_rank, **{name: np.zeros(n) for name in names})
 
