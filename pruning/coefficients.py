@@ -38,7 +38,7 @@ class Coefficient:
 TABLE = (
     Coefficient(
         name="gemm_efficiency",
-        value=0.80,
+        value=0.77,
         sigma=0.12,
         cpu=(0.8, 0.6),
         unit="share of peak",
@@ -54,7 +54,7 @@ TABLE = (
     ),
     Coefficient(
         name="attention_efficiency",
-        value=0.45,
+        value=0.36,
         sigma=0.3,
         cpu=(0.3, 0.8),
         unit="share of peak",
@@ -134,7 +134,7 @@ TABLE = (
     ),
     Coefficient(
         name="data_exposed",
-        value=0.25,
+        value=0.35,
         sigma=0.5,
         cpu=(0.9, 0.5),
         unit="share",

@@ -156,8 +156,8 @@ class Ranks:
         arrays = (self.exists, self.layers, self.first, self.last)
         if len(self.layers) > 1 and all((array == array[:1]).all() for array in arrays):
             arrays = (self.exists[:1], self.layers[:1], self.first[:1], self.last[:1])
-        exists, layers, first, last = arrays
-        return Ranks(exists, *(array.astype(np.float32) for array in (layers, first, last)), self.held)
+        layers, first, last = (array.astype(np.float32) for array in arrays[1:])
+        return Ranks(arrays[0], layers, first, last, self.held)
 
 
 DENSE = 1 << 26
