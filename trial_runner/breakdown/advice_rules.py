@@ -238,13 +238,6 @@ RULES = (
     Rule(
         part="cpu_launch",
         group="configuration",
-        cause="the CPU synchronises with the device",
-        change="remove .item(), prints of tensors and explicit synchronisation from the step",
-        seen=_synchronises,
-    ),
-    Rule(
-        part="cpu_launch",
-        group="configuration",
         cause="many small kernels",
         change="compile; a larger micro_batch halves the share each time it doubles; CUDA graphs",
         seen=_small_kernels,
@@ -255,6 +248,13 @@ RULES = (
         cause="kernels are launched late",
         change="compile, or CUDA graphs where the schedule allows them; keep other processes off the trainer's cores",
         seen=_late_launches,
+    ),
+    Rule(
+        part="cpu_launch",
+        group="configuration",
+        cause="the CPU synchronises with the device",
+        change="remove .item(), prints of tensors and explicit synchronisation from the step",
+        seen=_synchronises,
     ),
     Rule(
         part="kernel_efficiency",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trial_runner.breakdown import intervals
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.communication import stage_peers
 from trial_runner.breakdown.trace import Trace
@@ -95,6 +96,8 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
             f"{apart} of {pairings} pairings of collectives across ranks do not meet in time (events are missing in "
             "a trace, or groups have no names); they were not matched"
         )
+    for mine in found.values():
+        _mark_covers(mine)
     _set_transfers([item for items in found.values() for item in items])
     shifted = [f"rank {rank}: {offset / 1e3:+.1f} µs" for rank, offset in offsets.items() if offset]
     if shifted:
@@ -165,6 +168,20 @@ def _offsets(by_rank: dict[int, Trace], groups: list[tuple[dict[int, Communicati
     return offsets
 
 
+def _mark_covers(items: list[Communication]) -> None:
+    """Blocking calls around operations that are listed themselves: the operations tell waiting from transfer."""
+    inner = [item for item in items if item.primary]
+    if not inner:
+        return
+    span = intervals.union(
+        np.array([item.start for item in inner], dtype=np.int64), np.array([item.end for item in inner], dtype=np.int64)
+    )
+    for item in items:
+        if not item.primary:
+            mine = np.array([[item.start, item.end]], dtype=np.int64)
+            item.covers = len(intervals.intersect(mine, span)) > 0
+
+
 def _set_transfers(items: list[Communication]) -> None:
     """Where in each communication the transfer begins."""
     fastest: dict[object, list[int]] = defaultdict(list)
@@ -174,7 +191,7 @@ def _set_transfers(items: list[Communication]) -> None:
     for item in items:
         begin = item.start if item.arrival is None else item.arrival
         lasted = item.end - begin
-        if item.complete or item.kind == "p2p":
+        if item.complete or item.covers or item.kind == "p2p":
             item.transfer_start = begin
             continue
         if item.size_bytes is None:

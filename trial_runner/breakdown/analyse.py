@@ -101,10 +101,12 @@ def break_down(
     for rank in ranks:
         ideal = (ideal_by_rank_s or {}).get(rank.rank, ideal_s)
         compute = compute_rows(rank.links, rank.communication)
-        for one in rank.steps:
-            if one.number in numbers:
-                done = _break_step(rank, one, compute, ideal, measured_step_s, peak_flops, warnings)
-                steps.append(_with_clocks(done, rank.trace, one, clocks))
+        chosen = _with_enough_compute(
+            rank, [one for one in rank.steps if one.number in numbers], compute, ideal, warnings
+        )
+        for one in chosen:
+            done = _break_step(rank, one, compute, ideal, measured_step_s, peak_flops, warnings)
+            steps.append(_with_clocks(done, rank.trace, one, clocks))
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
         steps=steps,
@@ -215,6 +217,28 @@ def _lost_text(rank: _Rank, step: Step, found: Integrity) -> str:
     )
 
 
+def _with_enough_compute(
+    rank: _Rank, steps: list[Step], compute: np.ndarray, ideal: float | None, warnings: list[str]
+) -> list[Step]:
+    """The steps whose compute time is not below the ideal time; the others are reported, and an error when all are."""
+    trace = rank.trace
+    kept, faults = [], []
+    spans = intervals.union(trace.start[compute], trace.end[compute])
+    for step in steps:
+        busy = intervals.total(intervals.clip(spans, step.start, step.end))
+        if ideal is None or ideal * 1e9 <= busy + 500:
+            kept.append(step)
+        else:
+            faults.append(
+                f"step {step.number}: ideal time {ideal:.6f} s is above the {busy / 1e9:.6f} s in which compute "
+                "kernels ran, so it cannot be right: check the model's FLOP on this rank, the peak and the precision"
+            )
+    if faults and not kept:
+        raise UserError(f"trace {trace.path}: {faults[0]}")
+    warnings += [f"error: {trace.path.name}: {fault}; this step is left out" for fault in faults]
+    return kept
+
+
 def _break_step(
     rank: _Rank,
     step: Step,
@@ -232,14 +256,7 @@ def _break_step(
     recompute = owned.recompute_ns
     useful, efficiency = busy - recompute, 0
     if ideal is not None:
-        useful = round(ideal * 1e9)
-        if useful > busy + 500:
-            raise UserError(
-                f"trace {trace.path}: step {step.number}: ideal time {ideal:.6f} s is above the {busy / 1e9:.6f} s in "
-                "which compute kernels ran, so it cannot be right: check the model's FLOP on this rank, the peak and "
-                "the precision"
-            )
-        useful = min(useful, busy)
+        useful = min(round(ideal * 1e9), busy)
         if useful > busy - recompute:
             warnings.append(
                 f"{where}: ideal time and recompute together exceed the compute time; recompute is cut from "
@@ -272,7 +289,7 @@ def _break_step(
         coverage_pct=found.coverage_pct,
         launches=found.launches,
         launches_without_kernel=found.lost,
-        kernels=found.kernels,
+        kernels=found.kernels if links.on_device else _begun(trace, owned.compute_rows, step),
         unknown_kernels=found.unknown,
         time_by_kind_s=found.time_by_kind_s,
         exposed_by_dimension_s=by_dimension,
@@ -286,6 +303,10 @@ def _break_step(
         recompute_basis=owned.recompute.basis,
         measured_step_s=measured_step_s,
     )
+
+
+def _begun(trace: Trace, rows: np.ndarray, step: Step) -> int:
+    return int((trace.start[rows] >= step.start).sum())
 
 
 def _with_clocks(done: StepBreakdown, trace: Trace, step: Step, clocks: Sequence[ClockSample] | None) -> StepBreakdown:

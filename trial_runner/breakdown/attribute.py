@@ -95,15 +95,19 @@ def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list
     trace, start, end = links.trace, step.start, step.end
     rows = compute[(trace.end[compute] > start) & (trace.start[compute] < end)]
     busy = _clipped(trace, rows, start, end)
-    recompute = find_recompute(links, rows)
+    recompute = find_recompute(links, rows, start, end)
     again = _clipped(trace, rows[recompute.again], start, end)
     first = _clipped(trace, rows[~recompute.again], start, end)
-    recompute_ns = intervals.total(intervals.subtract(again, first)) or min(recompute.ratio_ns, intervals.total(busy))
+    told = intervals.total(intervals.subtract(again, first))
+    recompute_ns = min(told + recompute.ratio_ns, intervals.total(busy))
     here = [item for item in communication if item.end > start and item.start < end]
     p2p = _spans([(c.start, c.end) for c in here if c.kind == names.P2P], start, end)
     collectives = [item for item in here if item.kind != names.P2P]
     running = _spans([(c.start, c.end) for c in collectives], start, end)
-    transfers = _spans([(c.transfer_start, c.end) for c in collectives], start, end)
+    listed = _spans([(c.start, c.end) for c in collectives if c.primary], start, end)
+    around = _spans([(c.transfer_start, c.end) for c in collectives if not c.primary], start, end)
+    transfers = _spans([(c.transfer_start, c.end) for c in collectives if c.primary], start, end)
+    transfers = intervals.join(transfers, intervals.subtract(around, listed))
     known = [c for c in collectives if c.arrival is not None]
     late = _spans([(c.start, c.arrival or 0) for c in known if not c.other_stage], start, end)
     drained = _spans([(c.start, c.arrival or 0) for c in known if c.other_stage], start, end)

@@ -52,6 +52,9 @@ class Communication:
     primary: bool = True
     """False for a blocking call around other communication events (CPU traces)."""
 
+    covers: bool = False
+    """A blocking call inside which other communication events ran."""
+
     arrival: int | None = None
     """When the last known peer was ready, in this trace's time; None without a peer's trace."""
 

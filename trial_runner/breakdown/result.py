@@ -128,7 +128,7 @@ class StepBreakdown:
     """Launch calls whose kernels the trace lacks."""
 
     kernels: int
-    """Kernels of the step."""
+    """Kernels of the step; without a device, the CPU operators that compute."""
 
     unknown_kernels: tuple[dict[str, Any], ...] = ()
     """Kernels that are not recognised: name, count, seconds, share of kernel time."""
