@@ -86,7 +86,8 @@ def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequen
     step = np.array([o.step_time_s or np.nan for o in useful])
     noise = np.array([_log_noise(o) for o in useful])
     weight_time = np.where(np.isnan(step), 0.0, 1.0 / (sigma_model**2 + noise**2))
-    capacity = setting.hardware.memory_bytes
+    outside = 0.0 if setting.on_cpu else coefficients.value("fixed_bytes")
+    capacity = max(setting.hardware.memory_bytes - outside, 1.0)
     peak = np.array([o.peak_reserved_bytes or np.nan for o in useful])
     out = np.array([o.oom for o in useful])
     log = start.copy()
@@ -134,7 +135,7 @@ def _predict(
     coefficients: Coefficients, log: np.ndarray, pool: Pool, setting: Setting
 ) -> tuple[np.ndarray, np.ndarray]:
     prices = price(pool, setting, coefficients.with_logs(log, None))
-    return np.log(prices.step_time_s), np.log(prices.memory_bytes)
+    return np.log(prices.step_time_s), np.log(prices.reserved_bytes)
 
 
 def load_coefficients(text: str, setting: Setting) -> Coefficients:

@@ -63,7 +63,7 @@ TABLE = (
     Coefficient(
         name="memory_efficiency",
         value=0.75,
-        sigma=0.25,
+        sigma=0.15,
         cpu=(0.5, 0.8),
         unit="share of memory bandwidth",
         help="norms, activations, residuals, optimizer",
@@ -75,6 +75,30 @@ TABLE = (
         cpu=(3e-5, 1.0),
         unit="s",
         help="CPU time to issue one kernel",
+    ),
+    Coefficient(
+        name="pipeline_host",
+        value=1.15,
+        sigma=0.3,
+        cpu=(1.2, 0.5),
+        unit="ratio",
+        help="host time of a block in a pipeline with tensor parallelism over that without a pipeline",
+    ),
+    Coefficient(
+        name="host_growth",
+        value=0.1,
+        sigma=0.8,
+        cpu=(0.1, 0.8),
+        unit="exponent",
+        help="growth of that host time with tensor-parallel ranks: every collective waits for the slowest host",
+    ),
+    Coefficient(
+        name="network_host",
+        value=0.3,
+        sigma=0.6,
+        cpu=(0.3, 0.8),
+        unit="exponent",
+        help="growth of host time with the nodes that a tensor-parallel group spans",
     ),
     Coefficient(
         name="domain_share",
@@ -135,7 +159,7 @@ TABLE = (
     Coefficient(
         name="data_wait_share",
         value=0.003,
-        sigma=1.0,
+        sigma=0.5,
         cpu=(0.01, 1.0),
         unit="share of busy time",
         help="waiting for the data loader",
@@ -166,7 +190,7 @@ TABLE = (
     ),
     Coefficient(
         name="reserved_factor",
-        value=1.04,
+        value=1.025,
         sigma=0.03,
         cpu=(1.05, 0.1),
         unit="ratio",
@@ -174,7 +198,7 @@ TABLE = (
     ),
     Coefficient(
         name="fixed_bytes",
-        value=1.5 * 1024**3,
+        value=1.0 * 1024**3,
         sigma=0.4,
         cpu=(0.4 * 1024**3, 0.5),
         unit="bytes",

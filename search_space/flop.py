@@ -9,7 +9,8 @@ def flop_per_token(shape: ModelShape, seq_len: int) -> float:
     """FLOP that one token of training needs, recompute not counted.
 
     6 × (active parameters − input embedding) + 12 × layers × (heads × head_dim) × seq_len
-    (PaLM, appendix B; the attention term counts the full, not the causal, score matrix). A tied embedding
+    (PaLM, appendix B; the attention term counts the full, not the causal, score matrix; a windowed layer counts its
+    window, latent attention the mean of its query and value width). A tied embedding
     still multiplies once as the output head, so it stays in the count.
 
     Args:
@@ -17,7 +18,7 @@ def flop_per_token(shape: ModelShape, seq_len: int) -> float:
         seq_len: tokens in one sequence.
     """
     embedding = 0 if shape.tied_embeddings else shape.embedding_params
-    attention = 12 * shape.layers * shape.heads * shape.head_dim * seq_len
+    attention = 12 * shape.layers * shape.score_width * shape.context(seq_len)
     return 6.0 * (shape.num_active_params - embedding) + attention
 
 
@@ -30,4 +31,9 @@ def recompute_flop_per_token(shape: ModelShape, seq_len: int) -> float:
     """FLOP of one more forward pass of the blocks per token: what full activation checkpointing adds."""
     outside = shape.embedding_params + shape.head_params
     blocks = shape.num_active_params - outside
-    return 2.0 * blocks + 4 * shape.layers * shape.heads * shape.head_dim * seq_len
+    return 2.0 * blocks + 4 * shape.layers * shape.score_width * shape.context(seq_len)
+
+
+def logits_bytes(shape: ModelShape, tokens: float, element_bytes: float) -> float:
+    """Bytes of the logits of ``tokens`` tokens, whole vocabulary: tokens × vocab × bytes per element."""
+    return tokens * shape.vocab * element_bytes

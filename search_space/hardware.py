@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from importlib import resources
+import json
+from typing import Any
 
 from search_space.errors import UserError
 
@@ -30,16 +33,19 @@ class Hardware:
     """Device memory bandwidth, bytes/s."""
 
     domain_size: int = 8
-    """Devices in one fast-link (NVLink) domain."""
+    """Devices in one fast-link (NVLink, XGMI, ICI) domain."""
 
     domain_bandwidth: float
     """One-direction bandwidth of a device inside its domain, bytes/s."""
 
     nic_bandwidth: float
-    """One-direction network bandwidth per device between nodes, bytes/s."""
+    """One-direction network bandwidth per device between domains, bytes/s."""
 
     pcie_bandwidth: float = 64e9
     """One-direction host link bandwidth per device, bytes/s."""
+
+    pod_bandwidth: float = 0.0
+    """Bandwidth per device between pods (data-centre network), bytes/s; 0: no such level."""
 
     source: str = ""
     """Where the figures come from."""
@@ -60,40 +66,39 @@ class Hardware:
         return replace(self, **values)  # type: ignore[arg-type]
 
 
-TABLE = {
-    hardware.name: hardware
-    for hardware in (
-        Hardware(
-            name="H100-SXM",
-            peak_flops={"bf16": 989e12, "fp8": 1979e12, "fp32": 67e12},
-            memory_bytes=79.1 * GIB,
-            memory_bandwidth=3.35e12,
-            domain_bandwidth=450e9,
-            nic_bandwidth=50e9,
-            source="NVIDIA H100 data sheet (dense); 400 Gb/s NIC per GPU as in DGX H100",
-        ),
-        Hardware(
-            name="cpu",
-            peak_flops={"bf16": 1e11, "fp32": 1e11},
-            memory_bytes=8 * GIB,
-            memory_bandwidth=20e9,
-            domain_bandwidth=2e9,
-            nic_bandwidth=1e9,
-            pcie_bandwidth=2e9,
-            source="placeholder until a study measures the machine",
-        ),
+def _read(entry: dict[str, Any]) -> Hardware:
+    values = dict(entry)
+    return Hardware(
+        name=values["name"],
+        peak_flops={key: tflops * 1e12 for key, tflops in values["peak_tflops"].items()},
+        memory_bytes=values["usable_gib"] * GIB,
+        memory_bandwidth=values["memory_gb_s"] * 1e9,
+        domain_size=values["domain_size"],
+        domain_bandwidth=values["domain_gb_s"] * 1e9,
+        nic_bandwidth=values["nic_gb_s"] * 1e9,
+        pcie_bandwidth=values["pcie_gb_s"] * 1e9,
+        pod_bandwidth=values.get("pod_gb_s", 0.0) * 1e9,
+        source=values["source"],
     )
-}
+
+
+def _load() -> dict[str, Hardware]:
+    text = resources.files("search_space").joinpath("presets/hardware.json").read_text(encoding="utf-8")
+    return {entry["name"]: _read(entry) for entry in json.loads(text)}
+
+
+TABLE = _load()
 """Known device kinds by name."""
 
 
 def find_hardware(name: str) -> Hardware:
-    """The hardware called ``name`` (case does not matter).
+    """The hardware called ``name`` (case does not matter; ``H100`` means ``H100-SXM``, ``A100`` the 80 GB one).
 
     Raises:
         UserError: the table has no such name.
     """
+    wanted = {"h100": "h100-sxm", "a100": "a100-80gb", "h100-80gb": "h100-sxm"}.get(name.lower(), name.lower())
     for key, hardware in TABLE.items():
-        if key.lower() == name.lower():
+        if key.lower() == wanted:
             return hardware
     raise UserError(f"unknown hardware {name!r}; known are {', '.join(TABLE)}; or give peak_tflops and hbm_gib")

@@ -75,6 +75,36 @@ class ModelShape:
     dense_layers: int = 0
     """Leading layers of a mixture-of-experts model that are dense."""
 
+    position_embeddings: int = 0
+    """Rows of a learned table of positions; 0: none (rotary)."""
+
+    router_bias: bool = False
+    """Bias on the product that scores the experts (GPT-OSS)."""
+
+    attention_sinks: bool = False
+    """One learned logit per query head (GPT-OSS)."""
+
+    sliding_window: int = 0
+    """Tokens that a windowed layer looks back on; 0: no layer is windowed."""
+
+    window_layers: int = 0
+    """Layers with a sliding window."""
+
+    q_lora_rank: int = 0
+    """Rank of the compressed query of multi-head latent attention; 0: not compressed."""
+
+    kv_lora_rank: int = 0
+    """Rank of the compressed keys and values; above 0 the attention is multi-head latent (DeepSeek)."""
+
+    qk_nope_head_dim: int = 0
+    """Elements of a latent query or key head without position."""
+
+    qk_rope_head_dim: int = 0
+    """Elements of a latent query or key head with rotary position (one key head shared by all)."""
+
+    v_head_dim: int = 0
+    """Elements of a latent value head."""
+
     def __post_init__(self) -> None:
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
@@ -83,6 +113,50 @@ class ModelShape:
     def is_moe(self) -> bool:
         """Whether some layers have routed experts."""
         return self.experts > 0
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def query_width(self) -> int:
+        """Elements of all query heads together."""
+        per_head = self.qk_nope_head_dim + self.qk_rope_head_dim if self.is_latent else self.head_dim
+        return self.heads * per_head
+
+    @property
+    def value_width(self) -> int:
+        """Elements of all attention outputs together: query heads × value elements."""
+        return self.heads * (self.v_head_dim if self.is_latent else self.head_dim)
+
+    @property
+    def kept_kv_width(self) -> int:
+        """Elements of keys and values together as the attention kernel sees them."""
+        return self.query_width + self.value_width if self.is_latent else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def score_width(self) -> float:
+        """Mean of query and value width: 4 × width × context FLOP per token and layer make both score products."""
+        return (self.query_width + self.value_width) / 2
+
+    @property
+    def moe_share(self) -> float:
+        """Share of blocks that are mixtures of experts."""
+        return (self.layers - self.dense_layers) / self.layers if self.is_moe else 0.0
+
+    @property
+    def feed_forward_width(self) -> float:
+        """Feed-forward elements that one token passes through in an average block."""
+        active = (self.experts_active + self.shared_experts) * self.expert_ffn
+        return (1 - self.moe_share) * self.ffn + self.moe_share * active
+
+    def context(self, seq_len: int) -> float:
+        """Mean over layers of the tokens that a query may see at most, windows included."""
+        if not self.sliding_window:
+            return float(seq_len)
+        windowed = self.window_layers * min(seq_len, self.sliding_window)
+        return (windowed + (self.layers - self.window_layers) * seq_len) / self.layers
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""
@@ -97,10 +171,23 @@ class ModelShape:
     @property
     def attention_params(self) -> int:
         """Parameters of one attention layer, norms excluded."""
+        if self.is_latent:
+            return self._latent_params
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         weights = self.hidden * (query + 2 * kv) + query * self.hidden
         biases = (query + 2 * kv) * self.attention_bias + self.hidden * self.output_bias
-        return weights + biases + 2 * self.head_dim * self.qk_norm
+        return weights + biases + 2 * self.head_dim * self.qk_norm + self.heads * self.attention_sinks
+
+    @property
+    def _latent_params(self) -> int:
+        query = (
+            self.hidden * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * self.query_width
+            if self.q_lora_rank
+            else self.hidden * self.query_width
+        )
+        down = self.hidden * (self.kv_lora_rank + self.qk_rope_head_dim) + self.kv_lora_rank
+        up = self.kv_lora_rank * self.heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return query + down + up + self.value_width * self.hidden
 
     def mlp_params(self, width: int) -> int:
         """Parameters of one feed-forward layer of ``width`` elements."""
@@ -125,13 +212,14 @@ class ModelShape:
             self.attention_params
             + (self.experts + self.shared_experts) * self.mlp_params(self.expert_ffn)
             + self.hidden * self.experts
+            + self.experts * self.router_bias
             + 2 * self.norm_params
         )
 
     @property
     def embedding_params(self) -> int:
-        """Parameters of the input embedding."""
-        return self.vocab * self.hidden
+        """Parameters of the input embedding, learned positions included."""
+        return (self.vocab + self.position_embeddings) * self.hidden
 
     @property
     def head_params(self) -> int:

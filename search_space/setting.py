@@ -50,6 +50,13 @@ class Setting:
         return self.devices_per_node * self.nodes
 
     @property
+    def fast_domain(self) -> int:
+        """Devices that share the fast links: a node, or a rack where the hardware's domain is larger than a node."""
+        if self.hardware.domain_size > 8:
+            return min(self.hardware.domain_size, self.num_devices)
+        return min(self.devices_per_node, self.hardware.domain_size)
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the devices are CPU slots."""
         return self.hardware.name == "cpu"

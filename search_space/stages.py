@@ -25,6 +25,19 @@ def split_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(base + (stage in extra) for stage in range(stages))
 
 
+def split_by_cost(layers: int, stages: int, head: float) -> tuple[int, ...]:
+    """Layers of each stage when the head counts as ``head`` layers of the last stage (Megatron's and nanotron's
+    cost-balanced cuts). Stages without blocks are possible: embedding, norm and head are pieces too.
+    """
+    if stages == 1:
+        return (layers,)
+    fair = (layers + head) / stages
+    last = max(0, min(layers - (stages - 1), round(fair - head)))
+    rest = layers - last
+    base, spare = divmod(rest, stages - 1)
+    return (*(base + (stage < spare) for stage in range(stages - 1)), last)
+
+
 def stage_ranks(schedule: str, pipeline_parallel: int, virtual_stages: int) -> tuple[int, ...]:
     """Pipeline rank that holds each stage.
 

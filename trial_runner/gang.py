@@ -190,7 +190,6 @@ def rank_environment(
         "MASTER_PORT": str(master[1]),
         "NGPU": str(spec.world_size),
         "PYTHONUNBUFFERED": "1",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if spec.device == "cpu":
         env |= {

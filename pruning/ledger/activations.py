@@ -1,60 +1,212 @@
-"""Activations: bytes that one block keeps for its backward pass, and the transient ones of recomputation."""
+"""Activations: the tensors that one block keeps for its backward pass, itemised by framework and checkpointing.
+
+Everything is counted in elements per token, so a table of a few numbers prices a whole pool.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from pruning.accounts.account import Account
-from pruning.ledger.compute import mean_layer
 from pruning.ledger.layout import Layout
+from search_space.candidate import ACTIVATION_CHECKPOINT
+from search_space.model import ModelShape
 
 
-def block_bytes(layout: Layout, account: Account) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes that one average block keeps per micro-batch, and its whole set when nothing is checkpointed.
+@dataclass(frozen=True)
+class Kept:
+    """One kept tensor of a block."""
 
-    Kept tensors, in elements per token: two norm inputs and residual (sequence-parallel, / tp); the two inputs of
-    the column-parallel products (gathered over tp when the account says so); query, key, value, attention output
-    (/ tp); gate, up and their product (/ tp).
+    name: str
+    """What it is."""
 
-    Returns:
-        ``(kept, whole)`` by the candidate's checkpointing, shape (n,) each.
+    elements: float
+    """Elements per token of the micro-batch, of the whole tensor."""
+
+    split: str
+    """How tensor parallelism divides it: ``heads`` (/ tp always), ``tokens`` (/ tp with sequence parallelism),
+    ``gathered`` (whole on every rank) or ``single`` (there without tensor parallelism only) or ``parallel``
+    (whole, there with tensor parallelism only)."""
+
+    width: float = 1.0
+    """Bytes per element over the bytes of the compute precision."""
+
+
+def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool) -> list[Kept]:
+    """The tensors that an average block keeps per micro-batch.
+
+    Without checkpointing, eager torchtitan 0.3.0 keeps (read off autograd's saved tensors of one 70B block, with
+    the saved sets of CUDA's fused RMSNorm and fused attention): both norm inputs; the inputs of the two
+    column-parallel products, gathered over the tensor-parallel ranks, so they do not shrink; query, key, value,
+    attention output and its copy in the layout of the output product; gate, its SiLU, up, and their product. A
+    compiled block recomputes norms and SiLU (ahead-of-time partitioner), but keeps gathered inputs.
+    Megatron keeps the inputs of products as their own sequence shard and gathers them again backward
+    (Korthikanti et al. 2022), and fuses SiLU with the product.
+    Selective (torchtitan's per-operator list): outputs of attention, of every second product and of
+    reduce-scatters. Selective in Megatron: everything but the score matrices. Full: the block's input.
+
+    Args:
+        shape: the model.
+        account: the framework's habits.
+        kind: kind of activation checkpointing; ``memory_budget`` and ``first_n`` are mixed from others elsewhere.
+        compiled: whether the block is compiled.
+    """
+    hidden, query, out = shape.hidden, shape.query_width, shape.value_width
+    kv = shape.kept_kv_width
+    boundary = Kept("block input", hidden, "tokens")
+    if kind == "full":
+        return [boundary]
+    moe, dense = shape.moe_share, 1 - shape.moe_share
+    routed = moe * shape.experts_active * shape.expert_ffn
+    shared = moe * shape.shared_experts * shape.expert_ffn
+    width = dense * shape.ffn + routed + shared
+    up = 2.0 if shape.gated_mlp else 1.0
+    scores = [Kept("log-sum-exp", 2.0 * shape.heads, "heads")]
+    if account.attention == "unfused":
+        scores = [] if kind == "selective" else [Kept("score matrices", -1.0, "heads")]
+    if account.attention == "fused_softmax":
+        scores = [] if kind == "selective" else [Kept("score matrices", -2.0, "heads")]
+    sent = [Kept("dispatched tokens", 2 * moe * shape.experts_active * hidden, "heads")] if moe else []
+    if kind == "selective" and account.selective_by_operator:
+        tensors = [
+            boundary,
+            Kept("query, key, value products", query + kv, "heads"),
+            Kept("attention output", out, "heads"),
+            *scores,
+            Kept("reduce-scattered outputs", hidden * (1 if compiled else 2), "parallel_tokens"),
+            Kept("gate product", width * (1 if shape.gated_mlp else 0.5), "heads"),
+            *sent,
+        ]
+        if not compiled:
+            tensors.append(Kept("down product", hidden, "gathered"))
+        return tensors
+    inputs = "gathered" if account.gathers_inputs else "tokens"
+    tensors = [
+        Kept("norm inputs", 2.0 * hidden, "tokens"),
+        Kept("query, key, value", query + kv, "heads"),
+        Kept("attention output", out, "heads"),
+        *scores,
+        *sent,
+    ]
+    if not account.fused_norm:
+        tensors.append(Kept("norm internals", 2.0 * hidden, "tokens", 5.0))
+    if compiled:
+        tensors += [
+            Kept("gathered product inputs", 2.0 * hidden, "parallel"),
+            Kept("rotary table", 0.5 * hidden, "single"),
+            Kept("gate, up and their product", (up + 1) * width, "heads"),
+        ]
+        return tensors
+    copies = up + 1 if account.fused_activation else up + 2 if shape.gated_mlp else up + 1
+    tensors += [
+        Kept("inputs of column-parallel products", 2.0 * hidden, inputs),
+        Kept("feed-forward activations", copies * width, "heads"),
+    ]
+    if shape.qk_norm:
+        tensors.append(Kept("query and key before their norms", query + kv / 2, "heads"))
+    if account.copies_attention_output:
+        tensors.append(Kept("attention output, product layout", out, "heads"))
+    if account.parallel_extra:
+        tensors.append(Kept("copies around collectives", account.parallel_extra * hidden, "parallel_tokens"))
+    if account.gathered_extra:
+        tensors.append(Kept("gathered copies", account.gathered_extra * hidden, "parallel"))
+    if moe and account.gathers_inputs:
+        tensors.append(Kept("router input", moe * hidden, "tokens"))
+    return tensors
+
+
+def tensor_bytes(layout: Layout, account: Account, tensor: Kept) -> np.ndarray:
+    """Bytes of one kept tensor on one rank, shape (n,).
+
+    Unfused score matrices keep 5·a·s² bytes per sequence at two bytes an element (softmax output, dropout mask and
+    output; Korthikanti et al. 2022), fused softmax 3·a·s².
+    """
+    setting = layout.setting
+    width = (2.0 if setting.precision == "bf16" else 4.0) * tensor.width
+    tp = layout.tp
+    elements: float | np.ndarray = tensor.elements
+    if tensor.elements < 0:
+        per_score = 2.5 if tensor.elements == -1.0 else 1.5
+        elements = per_score * setting.shape.heads * setting.seq_len
+    whole = width * layout.tokens * elements
+    tokens = tp if account.sequence_parallel else np.ones_like(tp)
+    if tensor.split == "heads":
+        return np.asarray(whole / tp)
+    if tensor.split == "tokens":
+        return np.asarray(whole / tokens)
+    if tensor.split == "single":
+        return np.asarray(np.where(tp == 1, whole, 0.0))
+    if tensor.split == "parallel":
+        return np.asarray(np.where(tp > 1, whole, 0.0))
+    if tensor.split == "parallel_tokens":
+        return np.asarray(np.where(tp > 1, whole / tokens, 0.0))
+    return np.asarray(whole)
+
+
+def set_bytes(layout: Layout, account: Account, kind: str, compiled: bool) -> np.ndarray:
+    """Bytes of all kept tensors of an average block, shape (n,)."""
+    tensors = kept_tensors(layout.setting.shape, account, kind, compiled)
+    return np.asarray(sum((tensor_bytes(layout, account, t) for t in tensors), np.zeros(len(layout))))
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Activation memory of one average block and micro-batch; bytes, arrays of shape (n,)."""
+
+    kept: np.ndarray
+    """Kept from forward to backward under the candidate's checkpointing."""
+
+    again: np.ndarray
+    """What recomputation holds on top while one block runs backward."""
+
+    transient: np.ndarray
+    """Gradients of the block's inner tensors that live at once."""
+
+
+def block_memory(layout: Layout, account: Account) -> BlockMemory:
+    """Activation memory of an average block.
+
+    A compiled block's recomputation may hold two blocks' sets at once (pytorch/pytorch#193193).
     """
     shape, setting = layout.setting.shape, layout.setting
-    element = 2.0 if setting.precision == "bf16" else 4.0
-    tp, tokens = layout.tp, layout.tokens
-    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    moe, dense = mean_layer(shape)
-    width = dense * shape.ffn
-    if shape.is_moe:
-        width += moe * (shape.experts_active + shape.shared_experts) * shape.expert_ffn
-    copies = 3.0 if shape.gated_mlp else 2.0
-    inputs = 2.0 * shape.hidden / np.where(account.gathers_inputs, 1.0, tp)
-    sharded = 2.0 * shape.hidden + 2 * query + 2 * kv + copies * width
-    whole = element * tokens * (inputs + sharded / tp)
-    boundary = element * tokens * shape.hidden / tp
-    compiled = 1 - 0.2 * layout.flag("compile")
-    whole = whole * compiled
+    compiled = layout.pool["compile"]
     kind = layout.pool["activation_checkpoint"]
+    sets = {}
+    for name in ("none", "selective", "full"):
+        code = ACTIVATION_CHECKPOINT.index(name)
+        needed = (kind == code) | (kind >= 3) | (name == "none")
+        if not needed.any():
+            sets[name] = np.zeros(len(layout))
+            continue
+        eager = set_bytes(layout, account, name, False)
+        sets[name] = np.where(compiled, set_bytes(layout, account, name, True), eager) if compiled.any() else eager
+    none, full = sets["none"], sets["full"]
     per_stage = np.maximum(1.0, shape.layers / (layout.pp * layout.vp))
     first = np.minimum(1.0, layout.flag("first_n") / per_stage)
-    kept = np.select(
-        [kind == 1, kind == 2, kind == 3, kind == 4],
-        [
-            0.6 * whole,
-            boundary,
-            boundary + layout.flag("memory_budget") * (whole - boundary),
-            first * boundary + (1 - first) * whole,
-        ],
-        default=whole,
-    )
-    return np.asarray(kept, dtype=np.float64), whole
+    kept = np.where(kind == 1, sets["selective"], none)
+    kept = np.where(kind == 2, full, kept)
+    kept = np.where(kind == 3, full + layout.flag("memory_budget") * (none - full), kept)
+    kept = np.where(kind == 4, first * full + (1 - first) * none, kept)
+    again = np.where(kind == 0, 0.0, np.maximum(0.0, none - np.where(kind == 4, full, kept))) * (1 + compiled)
+    element = 2.0 if setting.precision == "bf16" else 4.0
+    width = shape.feed_forward_width
+    transient = element * layout.tokens * (2.0 * width + 2.0 * shape.hidden) / layout.tp
+    if account.attention != "fused":
+        # fp32 scores and their gradient while the softmax runs backward
+        transient = transient + 8.0 * layout.tokens * setting.seq_len * shape.heads / layout.tp
+    return BlockMemory(kept, again, transient)
 
 
-def logits_bytes(layout: Layout) -> np.ndarray:
+def logits_bytes(layout: Layout, account: Account) -> np.ndarray:
     """Bytes of the logits and their gradient that live at once on a rank with the head, shape (n,).
 
-    fp32 logits and their gradient, in as many pieces as the loss is chunked.
+    Per element: logits in the compute precision, an fp32 copy, the fp32 gradient and the gradient in the compute
+    precision, 12 bytes in bf16; in as many pieces as the loss is chunked. Vocabulary-parallel cross-entropy
+    without chunks holds 10.
     """
     shape = layout.setting.shape
     chunks = np.maximum(1.0, layout.flag("loss_chunks"))
-    return np.asarray(10.0 * layout.tokens * shape.vocab / layout.tp / chunks)
+    split = layout.tp if account.parallel_logits else np.ones_like(layout.tp)
+    return np.asarray(account.logit_bytes * layout.tokens * shape.vocab / split / chunks)

@@ -9,7 +9,6 @@ import numpy as np
 from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.ledger.layout import Layout
-from pruning.ledger.layout import Ranks
 from pruning.ledger.parameters import local_parameters
 
 
@@ -37,6 +36,21 @@ class Traffic:
 
     hideable: bool
     """Whether compute may run beside it."""
+
+    group: np.ndarray
+    """Ranks in the group."""
+
+    @property
+    def wire_bytes(self) -> np.ndarray:
+        """Bytes that really cross links per device: (g-1)/g of a ring's payload; a send's payload whole."""
+        if self.primitive == "send":
+            return self.bytes
+        return np.asarray(self.bytes * (self.group - 1) / np.maximum(self.group, 1))
+
+
+def nominal_seconds(payload: float | np.ndarray, bandwidth: float) -> float | np.ndarray:
+    """Seconds of a payload at a link's nominal bandwidth, nothing hidden and no latency: bytes / bandwidth."""
+    return payload / bandwidth
 
 
 @dataclass(frozen=True)
@@ -69,9 +83,8 @@ def collective_seconds(
     domain's bandwidth; one that leaves it is bound by the network cards of the ranks it has in each domain
     (α-β model; hops grow with the logarithm of the group: trees and chunked rings).
     """
-    hardware = layout.setting.hardware
-    domain = hardware.domain_bandwidth * coefficients.value("domain_share")
-    network = hardware.nic_bandwidth * coefficients.value("network_share")
+    domain = layout.domain_bandwidth * coefficients.value("domain_share")
+    network = layout.nic_bandwidth * coefficients.value("network_share")
     bandwidth = np.where(group.size > group.inside, np.minimum(domain, network * group.inside), domain)
     hops = np.log2(np.maximum(2.0, group.size))
     wire = payload * (group.size - 1) / group.size / bandwidth
@@ -79,19 +92,18 @@ def collective_seconds(
     return np.asarray(np.where(group.size > 1, seconds, 0.0))
 
 
-def tensor_traffic(layout: Layout, ranks: Ranks, coefficients: Coefficients) -> Traffic:
+def block_tensor_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
     """Gathers and scatters around the two halves of each block: 8 per block and micro-batch, forward and backward.
 
     Payload of one: tokens × hidden × bytes per element (Korthikanti et al. 2022); wire bytes take (t-1)/t of it.
     """
     shape, setting = layout.setting.shape, layout.setting
     element = 2.0 if setting.precision == "bf16" else 4.0
-    blocks = shape.layers / layout.pp + 0.5 / layout.pp
-    messages = np.where(layout.tp > 1, 8.0 * blocks * layout.micro_batches, 0.0)
+    messages = np.where(layout.tp > 1, 8.0 * shape.layers / layout.pp * layout.micro_batches, 0.0)
     payload = messages * element * layout.tokens * shape.hidden
-    group = group_of(layout.tp, np.ones_like(layout.tp), setting.devices_per_node)
+    group = group_of(layout.tp, np.ones_like(layout.tp), setting.fast_domain)
     seconds = collective_seconds(payload, messages, group, layout, coefficients)
-    return Traffic("tensor", "all_gather", payload, messages, seconds, group.size > group.inside, False)
+    return Traffic("tensor", "all_gather", payload, messages, seconds, group.size > group.inside, False, group.size)
 
 
 def context_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
@@ -101,25 +113,25 @@ def context_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
     messages = np.where(layout.cp > 1, 3.0 * blocks * layout.micro_batches, 0.0)
     kv = 2.0 * shape.kv_heads * shape.head_dim / layout.tp
     payload = messages * 2.0 * layout.micro_batch * setting.seq_len * kv
-    group = group_of(layout.cp, layout.tp, setting.devices_per_node)
+    group = group_of(layout.cp, layout.tp, setting.fast_domain)
     seconds = collective_seconds(payload, messages, group, layout, coefficients)
-    return Traffic("context", "all_gather", payload, messages, seconds, group.size > group.inside, True)
+    return Traffic("context", "all_gather", payload, messages, seconds, group.size > group.inside, True, group.size)
 
 
 def pipeline_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
     """Boundary activations forward and their gradients backward: 2 × m × v messages of tokens × hidden / tp."""
-    shape, setting, hardware = layout.setting.shape, layout.setting, layout.setting.hardware
+    shape, setting = layout.setting.shape, layout.setting
     element = 2.0 if setting.precision == "bf16" else 4.0
     messages = np.where(layout.pp > 1, 2.0 * layout.micro_batches * layout.vp, 0.0)
     payload = messages * element * layout.tokens * shape.hidden / layout.tp
-    inside = layout.tp * layout.cp * layout.dp * 2 <= setting.devices_per_node
+    inside = layout.tp * layout.cp * layout.dp * 2 <= setting.fast_domain
     rate = np.where(
         inside,
-        hardware.domain_bandwidth * coefficients.value("domain_share"),
-        hardware.nic_bandwidth * coefficients.value("network_share"),
+        layout.domain_bandwidth * coefficients.value("domain_share"),
+        layout.nic_bandwidth * coefficients.value("network_share"),
     )
     seconds = payload / rate + messages * coefficients.value("latency_s")
-    return Traffic("pipeline", "send", payload, messages, seconds, ~inside, True)
+    return Traffic("pipeline", "send", payload, messages, seconds, ~inside, True, layout.pp)
 
 
 def data_traffic(layout: Layout, account: Account, coefficients: Coefficients) -> list[Traffic]:
@@ -136,7 +148,7 @@ def data_traffic(layout: Layout, account: Account, coefficients: Coefficients) -
     stride = layout.tp
     if not account.sharded:
         zero = layout.flag("zero_stage")
-        group = group_of(layout.dp * layout.cp, stride, setting.devices_per_node)
+        group = group_of(layout.dp * layout.cp, stride, setting.fast_domain)
         buckets = np.maximum(1.0, np.ceil(local * 2 / 80e6))
         out = []
         halves = np.where(zero >= 1, 1.0, 2.0)
@@ -144,29 +156,31 @@ def data_traffic(layout: Layout, account: Account, coefficients: Coefficients) -
         seconds = collective_seconds(reduce, buckets, group, layout, coefficients)
         primitive = "reduce_scatter" if np.all(zero >= 1) else "all_reduce"
         network = group.size > group.inside
-        out.append(Traffic("data", primitive, reduce, buckets, seconds, network, True))
+        out.append(Traffic("data", primitive, reduce, buckets, seconds, network, True, group.size))
         gather = np.where(zero >= 1, 2.0 * local, 0.0)
         gathers = np.where(zero >= 1, buckets, 0.0)
         seconds = collective_seconds(gather, gathers, group, layout, coefficients)
-        out.append(Traffic("data", "all_gather", gather, gathers, seconds, network, True))
+        out.append(Traffic("data", "all_gather", gather, gathers, seconds, network, True, group.size))
         return out
     reshard = layout.pool["reshard_after_forward"]
     keeps = np.where(reshard == 0, pipelined, reshard == 2)
     passes = np.where(keeps, np.where(pipelined, 1.0, m), 2.0 * m)
     groups = np.maximum(1.0, setting.shape.layers / layout.pp / layout.flag("fsdp_bucket")) + 2
-    group = group_of(layout.shard, stride, setting.devices_per_node)
+    group = group_of(layout.shard, stride, setting.fast_domain)
     gather = passes * 2.0 * local
     seconds = collective_seconds(gather, passes * groups, group, layout, coefficients)
     network = group.size > group.inside
-    out = [Traffic("data", "all_gather", gather, passes * groups, seconds, network, True)]
+    out = [Traffic("data", "all_gather", gather, passes * groups, seconds, network, True, group.size)]
     syncs = np.where(pipelined | (layout.flag("accumulate_without_sync") > 0), 1.0, m)
     reduce = syncs * account.reduce_bytes * local
     seconds = collective_seconds(reduce, syncs * groups, group, layout, coefficients)
-    out.append(Traffic("data", "reduce_scatter", reduce, syncs * groups, seconds, network, True))
-    copies = group_of(layout.replicate, layout.tp * layout.shard, setting.devices_per_node)
+    out.append(Traffic("data", "reduce_scatter", reduce, syncs * groups, seconds, network, True, group.size))
+    copies = group_of(layout.replicate, layout.tp * layout.shard, setting.fast_domain)
     both = np.where(layout.replicate > 1, 2 * syncs * account.reduce_bytes * local / layout.shard, 0.0)
     seconds = collective_seconds(both, syncs * groups, copies, layout, coefficients)
-    out.append(Traffic("data", "all_reduce", both, syncs * groups, seconds, copies.size > copies.inside, True))
+    out.append(
+        Traffic("data", "all_reduce", both, syncs * groups, seconds, copies.size > copies.inside, True, copies.size)
+    )
     return out
 
 
@@ -176,6 +190,6 @@ def expert_traffic(layout: Layout, coefficients: Coefficients) -> Traffic:
     blocks = (shape.layers - shape.dense_layers if shape.is_moe else 0) / layout.pp
     messages = np.where(layout.ep > 1, 4.0 * blocks * layout.micro_batches, 0.0)
     payload = messages * 2.0 * layout.tokens / layout.tp * max(1, shape.experts_active) * shape.hidden
-    group = group_of(layout.ep, np.ones_like(layout.ep), setting.devices_per_node)
+    group = group_of(layout.ep, np.ones_like(layout.ep), setting.fast_domain)
     seconds = collective_seconds(payload, messages, group, layout, coefficients)
-    return Traffic("expert", "all_to_all", payload, messages, seconds, group.size > group.inside, False)
+    return Traffic("expert", "all_to_all", payload, messages, seconds, group.size > group.inside, False, group.size)

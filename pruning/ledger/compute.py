@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.ledger.layout import Layout
 from search_space.model import ModelShape
@@ -55,13 +56,7 @@ def gemm_seconds(
     return flop, flop * slow / (peak * coefficients.value("gemm_efficiency"))
 
 
-def mean_layer(shape: ModelShape) -> tuple[float, float]:
-    """Share of blocks that are mixture-of-experts, and of those that are dense."""
-    moe = (shape.layers - shape.dense_layers) / shape.layers if shape.is_moe else 0.0
-    return moe, 1.0 - moe
-
-
-def block_work(layout: Layout, coefficients: Coefficients) -> Work:
+def block_work(layout: Layout, account: Account, coefficients: Coefficients) -> Work:
     """Forward work of one average block per micro-batch.
 
     Products: query/key/value, output, gate and up, down; a mixture-of-experts block counts the active experts.
@@ -72,17 +67,16 @@ def block_work(layout: Layout, coefficients: Coefficients) -> Work:
     setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
     peak = hardware.peak(setting.precision)
     tp, tokens = layout.tp, layout.tokens
-    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    query, kv = shape.query_width, shape.kv_heads * shape.head_dim
     hidden = np.full_like(tp, shape.hidden)
-    moe, dense = mean_layer(shape)
+    moe, dense = shape.moe_share, 1 - shape.moe_share
     up = 2.0 if shape.gated_mlp else 1.0
     products: list[tuple[float | np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = [
-        (1.0, tokens, (query + 2 * kv) / tp, hidden),
-        (1.0, tokens, hidden, query / tp),
+        *_attention_products(shape, tokens, tp, hidden),
         (dense, tokens, up * shape.ffn / tp, hidden),
         (dense, tokens, hidden, shape.ffn / tp),
     ]
-    width = dense * shape.ffn
+    width = shape.feed_forward_width
     if shape.is_moe:
         routed = tokens * shape.experts_active / shape.experts
         experts = moe * shape.experts
@@ -93,21 +87,58 @@ def block_work(layout: Layout, coefficients: Coefficients) -> Work:
         if shape.shared_experts:
             shared = shape.shared_experts * shape.expert_ffn
             products += [(moe, tokens, up * shared / tp, hidden), (moe, tokens, hidden, shared / tp)]
-        width += moe * (shape.experts_active + shape.shared_experts) * shape.expert_ffn
     flop, gemm = np.zeros_like(tp), np.zeros_like(tp)
     for count, rows, columns, depth in products:
         f, seconds = gemm_seconds(rows, columns, depth, peak, coefficients)
         flop, gemm = flop + count * f, gemm + count * seconds
-    score = 2.0 * tokens * setting.seq_len * query / tp
-    attention = score / (peak * coefficients.value("attention_efficiency"))
+    score = 2.0 * tokens * shape.context(setting.seq_len) * shape.score_width / tp
+    attention = attention_seconds(layout, account, score, coefficients)
     compiled = layout.flag("compile")
     element = 2.0 if setting.precision == "bf16" else 4.0
-    traffic = element * tokens * (14 * shape.hidden / tp + (4 * (query + 2 * kv) + 5 * width) / tp)
+    spread = tp if account.sequence_parallel else np.ones_like(tp)
+    norms = 14.0 if account.fused_norm else 30.0
+    traffic = element * tokens * (norms * shape.hidden / spread + (4 * (query + 2 * kv) + 5 * width) / tp)
     traffic = traffic * (1 - 0.5 * compiled)
     elementwise = traffic / (hardware.memory_bandwidth * coefficients.value("memory_efficiency"))
-    kernels = (26 + 14 * moe + 6 * (tp > 1)) * (1 - 0.5 * compiled)
+    kernels = (account.kernels_per_block + 14 * moe + 6 * (tp > 1)) * (1 - 0.5 * compiled)
     float8 = 1 - 0.35 * layout.flag("float8")
     return Work(flop, gemm * float8, attention, elementwise, kernels)
+
+
+def _attention_products(
+    shape: ModelShape, tokens: np.ndarray, tp: np.ndarray, hidden: np.ndarray
+) -> list[tuple[float | np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Products around attention as (count, rows, width, depth); latent attention goes through its low ranks."""
+    one = np.ones_like(tp)
+    out: tuple[float | np.ndarray, np.ndarray, np.ndarray, np.ndarray] = (1.0, tokens, hidden, shape.value_width / tp)
+    if not shape.is_latent:
+        return [(1.0, tokens, (shape.query_width + 2 * shape.kv_heads * shape.head_dim) / tp, hidden), out]
+    down = shape.q_lora_rank + shape.kv_lora_rank + shape.qk_rope_head_dim
+    up = shape.heads * (shape.qk_nope_head_dim + shape.v_head_dim)
+    query_depth = shape.q_lora_rank or shape.hidden
+    return [
+        (1.0, tokens, down * one, hidden),
+        (1.0, tokens, shape.query_width / tp, query_depth * one),
+        (1.0, tokens, up / tp, shape.kv_lora_rank * one),
+        out,
+    ]
+
+
+def attention_seconds(layout: Layout, account: Account, flop: np.ndarray, coefficients: Coefficients) -> np.ndarray:
+    """Seconds of one block's attention kernel, forward, shape (n,).
+
+    A fused kernel computes ``flop`` (half of the score matrix) at ``attention_efficiency`` of the peak. Otherwise
+    the score matrix goes through memory: 12 bytes read and written per score when unfused (product, scale, mask,
+    softmax, dropout), 6 with a fused softmax, and the products compute all of it.
+    """
+    setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
+    peak = hardware.peak(setting.precision) * coefficients.value("attention_efficiency")
+    if account.attention == "fused":
+        return np.asarray(flop / (peak * account.attention_speed))
+    passes = 24.0 if account.attention == "unfused" else 12.0
+    scores = layout.tokens * setting.seq_len * shape.heads / layout.tp
+    bandwidth = hardware.memory_bandwidth * coefficients.value("memory_efficiency")
+    return np.asarray(2 * flop / peak + passes * scores / bandwidth)
 
 
 def head_work(layout: Layout, coefficients: Coefficients) -> Work:
@@ -121,22 +152,45 @@ def head_work(layout: Layout, coefficients: Coefficients) -> Work:
     return Work(flop, gemm, np.zeros_like(gemm), elementwise, 12.0 + 6 * layout.flag("loss_chunks"))
 
 
-def recompute_share(layout: Layout) -> np.ndarray:
-    """Share of a block's forward pass that activation checkpointing runs again, shape (n,).
+@dataclass(frozen=True)
+class Recompute:
+    """What activation checkpointing runs again; arrays of shape (n,), per block and micro-batch."""
 
-    Full: all of it. Selective (torchtitan's per-operator list) keeps products and attention: about a fifth of
-    the time. A memory budget interpolates. The first n blocks of each stage: n / blocks of the stage.
+    seconds: np.ndarray
+    """Kernel time."""
+
+    gemm_s: np.ndarray
+    """The part of it that matrix products take."""
+
+    kernels: np.ndarray
+    """Share of a block's forward kernels that are launched again."""
+
+    collectives: np.ndarray
+    """Tensor-parallel collectives of a block that run again (a forward pass has 4)."""
+
+
+def recomputed(layout: Layout, account: Account, block: Work) -> Recompute:
+    """What the backward pass computes a second time.
+
+    Full: the whole forward pass. Selective by operator (torchtitan): the second and fourth product of a block
+    (output and up) and everything between products. Selective in Megatron: attention. A memory budget: pointwise
+    work first, then products, so the cost grows with the square of the share given up. First n: those blocks whole.
     """
+    shape = layout.setting.shape
     kind = layout.pool["activation_checkpoint"]
-    per_stage = np.maximum(1.0, layout.setting.shape.layers / (layout.pp * layout.vp))
-    share = np.select(
-        [kind == 1, kind == 2, kind == 3, kind == 4],
-        [
-            0.2,
-            1.0,
-            np.clip(1 - layout.flag("memory_budget"), 0, 1) * 0.8,
-            np.minimum(1.0, layout.flag("first_n") / per_stage),
-        ],
-        default=0.0,
-    )
-    return np.asarray(share, dtype=np.float64)
+    per_stage = np.maximum(1.0, shape.layers / (layout.pp * layout.vp))
+    first = np.minimum(1.0, layout.flag("first_n") / per_stage)
+    given_up = np.clip(1 - layout.flag("memory_budget"), 0, 1)
+    whole = np.where(kind == 2, 1.0, 0.0) + np.where(kind == 4, first, 0.0) + np.where(kind == 3, given_up**2, 0.0)
+    selective = np.where(kind == 1, 1.0, 0.0)
+    width = shape.feed_forward_width
+    attention = shape.query_width + 2 * shape.kv_heads * shape.head_dim + shape.value_width
+    products = attention + (3 if shape.gated_mlp else 2) * width
+    again = (shape.value_width + width) / products
+    if account.selective_by_operator:
+        gemm = (whole + selective * again) * block.gemm_s
+        seconds = gemm + whole * block.attention_s + (whole + selective) * block.elementwise_s
+        return Recompute(seconds, gemm, whole + 0.6 * selective, 4 * whole + 2 * selective)
+    gemm = whole * block.gemm_s
+    seconds = gemm + (whole + selective) * block.attention_s + whole * block.elementwise_s
+    return Recompute(seconds, gemm, whole + 0.2 * selective, 4 * whole)

@@ -9,10 +9,16 @@ from functools import reduce
 import numpy as np
 
 from search_space.candidate import SCHEDULES
+from search_space.model import ModelShape
 from search_space.pool import Pool
 from search_space.setting import Setting
+from search_space.stages import split_by_cost
 from search_space.stages import split_layers
 from search_space.stages import stage_ranks
+
+
+Links = tuple[np.ndarray, np.ndarray]
+"""Bandwidths inside the fast domain and of the network, bytes/s, arrays of shape (n,)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,12 @@ class Layout:
     tokens: np.ndarray
     """Tokens of one micro-batch on one context-parallel rank."""
 
+    domain_bandwidth: np.ndarray
+    """One-direction bandwidth inside the fast domain, bytes/s."""
+
+    nic_bandwidth: np.ndarray
+    """One-direction network bandwidth per device, bytes/s."""
+
     def __len__(self) -> int:
         return len(self.tp)
 
@@ -70,11 +82,16 @@ class Layout:
         return self.pool[knob] == code
 
 
-def layout_of(pool: Pool, setting: Setting) -> Layout:
-    """The layout arrays of a pool."""
+def layout_of(pool: Pool, setting: Setting, links: Links | None = None) -> Layout:
+    """The layout arrays of a pool; ``links`` replaces the hardware's bandwidths row by row."""
     column = {name: pool[name].astype(np.float64) for name in (*_DEGREES, "micro_batch")}
     replicate, shard = column["data_parallel_replicate"], column["data_parallel_shard"]
     dp = replicate * shard
+    hardware = setting.hardware
+    if links is None:
+        domain, network = np.full_like(dp, hardware.domain_bandwidth), np.full_like(dp, hardware.nic_bandwidth)
+    else:
+        domain, network = links
     micro_batch = column["micro_batch"]
     return Layout(
         pool=pool,
@@ -89,6 +106,8 @@ def layout_of(pool: Pool, setting: Setting) -> Layout:
         dp=dp,
         micro_batch=micro_batch,
         micro_batches=np.maximum(1.0, np.floor(setting.global_batch_seqs / (dp * micro_batch))),
+        domain_bandwidth=domain,
+        nic_bandwidth=network,
         tokens=micro_batch * setting.seq_len / column["context_parallel"],
     )
 
@@ -120,6 +139,9 @@ class Ranks:
     last: np.ndarray
     """1 where the rank holds the head and the loss."""
 
+    held: dict[int, tuple[int, ...]]
+    """Blocks of each stage by number of stages."""
+
 
 def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the first row of every distinct combination, and each row's combination.
@@ -138,29 +160,46 @@ def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return positions, inverse
 
 
-def ranks_of(layout: Layout) -> Ranks:
-    """Blocks, embedding and head by pipeline rank. Candidates with more stages than layers hold nothing."""
+def head_in_blocks(shape: ModelShape, seq_len: int) -> float:
+    """Forward FLOP of the output head over that of one average block."""
+    head = 2.0 * shape.hidden * shape.vocab
+    ends = shape.embedding_params + shape.norm_params + shape.head_params
+    block = 2.0 * (shape.num_active_params - ends) / shape.layers + 2.0 * shape.score_width * shape.context(seq_len)
+    return head / block
+
+
+def ranks_of(layout: Layout, balanced: bool = False) -> Ranks:
+    """Blocks, embedding and head by pipeline rank. Candidates with more stages than layers hold nothing.
+
+    Args:
+        layout: the candidates.
+        balanced: whether the framework cuts by cost, the head counted, instead of by blocks.
+    """
     pool, n = layout.pool, len(layout)
     width = int(pool["pipeline_parallel"].max(initial=1))
     schedule, pp, vp = pool["schedule"], pool["pipeline_parallel"], pool["virtual_stages"]
     positions, inverse = distinct(schedule, pp, vp)
     table = np.zeros((4, len(positions), width))
     total = layout.setting.shape.layers
+    head = head_in_blocks(layout.setting.shape, layout.setting.seq_len)
+    held: dict[int, tuple[int, ...]] = {}
     for row, i in enumerate(positions):
         name, p, v = SCHEDULES[int(schedule[i])], int(pp[i]), int(vp[i])
         table[0, row, :p] = 1
-        if p * v > total:
+        if p * v > total and not balanced:
             continue
         homes = stage_ranks(name, p, v)
-        for home, held in zip(homes, split_layers(total, p * v)):
-            table[1, row, home] += held
+        cut = split_by_cost(total, p * v, head) if balanced else split_layers(total, p * v)
+        held[p * v] = cut
+        for home, blocks in zip(homes, cut):
+            table[1, row, home] += blocks
         table[2, row, homes[0]] = 1
         table[3, row, homes[-1]] = 1
     if n == 0:
         table = np.zeros((4, 1, width))
         inverse = np.zeros(0, dtype=np.int64)
     exists, layers, first, last = (part[inverse] for part in table)
-    return Ranks(exists.astype(bool), layers, first, last)
+    return Ranks(exists.astype(bool), layers, first, last, held)
 
 
 def total(arrays: Iterable[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pipeline: idle share and micro-batches in flight by rank."""
+"""Pipeline: idle share and activations in flight of every candidate, looked up from simulated schedules."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pruning.ledger.layout import distinct
+from pruning.ledger.layout import head_in_blocks
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
+from pruning.ledger.schedule import simulate
+from pruning.ledger.schedule import Simulated
+from search_space.candidate import LOOPED_SCHEDULES
 from search_space.candidate import SCHEDULES
+from search_space.candidate import V_SCHEDULES
+
+
+STEADY_ROUNDS = 3
+"""A schedule repeats itself after so many micro-batches per rank; longer steps are extended, not simulated."""
 
 
 @dataclass(frozen=True)
@@ -16,37 +26,61 @@ class Flow:
     """How a schedule fills the pipeline."""
 
     bubble: np.ndarray
-    """Idle over useful time of the slowest rank, shape (n,)."""
+    """Idle over mean busy time: waiting for the pipeline and for the slowest rank, shape (n,)."""
 
     inflight: np.ndarray
-    """Block-micro-batches whose activations are held at the peak, shape (n, ranks)."""
+    """Most block-micro-batches whose activations a rank holds at once, shape (n, ranks)."""
+
+
+def short_step(schedule: str, pp: int, micro_batches: int) -> int:
+    """Micro-batches that are enough to simulate: the rest of the step repeats the steady state."""
+    looped = schedule in LOOPED_SCHEDULES
+    if schedule == "GPipe" or (looped and micro_batches % pp):
+        return micro_batches
+    return min(micro_batches, STEADY_ROUNDS * pp)
+
+
+def simulated(
+    schedule: str, pp: int, vp: int, micro_batches: int, held: tuple[int, ...], head: float
+) -> tuple[float, Simulated] | None:
+    """Idle over mean busy time, and the simulated step; None for a combination that no schedule runs."""
+    rounds = max(1, micro_batches // pp)
+    if (schedule in V_SCHEDULES and vp != 2) or (schedule in LOOPED_SCHEDULES and micro_batches % rounds):
+        return None
+    if schedule == "DualPipeV" and micro_batches < 2 * pp:
+        return None
+    enough = short_step(schedule, pp, micro_batches)
+    step = simulate(schedule, pp, vp, enough, held, round(head, 2))
+    span = step.span + (micro_batches - enough) * max(step.work) / enough
+    return span / (sum(step.work) / pp * micro_batches / enough) - 1, step
 
 
 def flow_of(layout: Layout, ranks: Ranks) -> Flow:
-    """Closed forms by schedule.
+    """Bubble and activations in flight by simulating each distinct (schedule, ranks, stages, micro-batches).
 
-    1F1B holds min(m, p - r) micro-batches on rank r and idles (p-1)/m; interleaving holds 2(p-r-1) + (v-1)p + 1
-    chunks and idles (p-1)/(m·v) (Narayanan et al. 2021); GPipe holds all m; the zero-bubble family idles about a
-    third, V schedules hold about 2p chunks on every rank.
+    Stages are uneven: blocks as :func:`search_space.stages.split_layers` deals them out, and the head on the last
+    stage. Combinations that no schedule runs get the even closed form (they are refused by the rules anyway).
     """
-    schedule = layout.pool["schedule"][:, None]
-    p, v, m = layout.pp[:, None], layout.vp[:, None], layout.micro_batches[:, None]
-    rank = np.arange(ranks.layers.shape[1])[None, :]
-    one = np.minimum(m, p - rank)
-    looped = np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1) / v
-    folded = np.minimum(m, p) + 0.0 * rank
-    code = {name: i for i, name in enumerate(SCHEDULES)}
-    held = np.select(
-        [
-            schedule == code["GPipe"],
-            (schedule == code["Interleaved1F1B"]) | (schedule == code["InterleavedZeroBubble"]),
-            (schedule == code["ZBVZeroBubble"]) | (schedule == code["DualPipeV"]),
-        ],
-        [np.broadcast_to(m, one.shape), looped, folded],
-        default=one,
-    )
-    held = np.where(p == 1, 1.0, held)
-    idle = (p - 1) / (m * v)
-    zero = np.isin(schedule, [code[name] for name in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")])
-    bubble = np.where(zero, idle / 3, idle)[:, 0]
-    return Flow(bubble, np.where(ranks.exists, held * ranks.layers, 0.0))
+    pool, shape = layout.pool, layout.setting.shape
+    schedule, pp, vp = pool["schedule"], pool["pipeline_parallel"], pool["virtual_stages"]
+    micro_batches = layout.micro_batches.astype(np.int64)
+    piped = pp > 1
+    head = head_in_blocks(shape, layout.setting.seq_len)
+    alone = np.where(piped, micro_batches, 1)
+    positions, inverse = distinct(schedule, pp, vp, alone)
+    bubble = np.zeros(len(positions) or 1)
+    inflight = np.zeros((len(positions) or 1, ranks.layers.shape[1]))
+    for row, i in enumerate(positions):
+        p, v, m = int(pp[i]), int(vp[i]), int(micro_batches[i])
+        if p == 1:
+            inflight[row, 0] = shape.layers
+            continue
+        held = ranks.held.get(p * v)
+        found = simulated(SCHEDULES[int(schedule[i])], p, v, m, held, head) if held else None
+        if found is None:
+            bubble[row] = (p - 1) / (m * v)
+            inflight[row, :p] = np.minimum(m, p) * shape.layers / p
+        else:
+            bubble[row] = found[0]
+            inflight[row, :p] = found[1].inflight
+    return Flow(bubble[inverse], inflight[inverse])

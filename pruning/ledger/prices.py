@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pruning.accounts.account import Account
 from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
+from pruning.ledger.layout import Layout
 from pruning.ledger.layout import layout_of
+from pruning.ledger.layout import Links
+from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import ranks_of
 from pruning.ledger.layout import total
-from pruning.ledger.memory import memory_terms
+from pruning.ledger.memory import memory_of
+from pruning.ledger.pipeline import Flow
 from pruning.ledger.pipeline import flow_of
 from pruning.ledger.step_time import step_parts
 from search_space.pool import Pool
@@ -33,8 +38,8 @@ PARTS = (
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
 
-CHUNK = 1 << 16
-"""Candidates priced at once, so that working arrays stay small."""
+CHUNK = 1 << 14
+"""Candidates times pipeline ranks priced at once, so that working arrays stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class Prices:
     """Upper end of its 90% interval."""
 
     memory_bytes: np.ndarray
-    """Reserved memory of the worst rank."""
+    """Device memory of the worst rank: reserved by the allocator, context, libraries, communicators."""
+
+    reserved_bytes: np.ndarray
+    """The part of it that the caching allocator reserves (all of it on CPU slots)."""
 
     memory_low_bytes: np.ndarray
     """Lower end of its 90% interval."""
@@ -66,7 +74,7 @@ class Prices:
     """Upper end of its 90% interval."""
 
     memory_by_rank_bytes: np.ndarray
-    """Reserved memory by pipeline rank, shape (n, ranks); NaN where there is no such rank."""
+    """Device memory by pipeline rank, shape (n, ranks); NaN where there is no such rank."""
 
     log_sigma: np.ndarray
     """Standard deviation of the logarithm of the step time."""
@@ -80,58 +88,111 @@ class Prices:
         return 100.0 * self.ideal_s / self.step_time_s
 
 
-def price(pool: Pool, setting: Setting, coefficients: Coefficients | None = None) -> Prices:
+def price(
+    pool: Pool,
+    setting: Setting,
+    coefficients: Coefficients | None = None,
+    account: Account | None = None,
+    links: Links | None = None,
+) -> Prices:
     """Price every candidate of a pool.
 
     Args:
         pool: the candidates; refused ones get numbers too, which mean little.
         setting: what is fixed for all of them.
         coefficients: calibrated coefficients; absent: the shipped priors for this kind of device.
+        account: the framework's habits; absent: those of the setting's framework.
+        links: measured bandwidths of each candidate's own nodes; absent: the hardware's.
     """
-    used = coefficients or prior(setting)
-    n = len(pool)
-    width = int(pool["pipeline_parallel"].max(initial=1))
-    chunks = []
-    for start in range(0, max(n, 1), CHUNK):
-        chunk = _price_chunk(pool.take(np.arange(start, min(n, start + CHUNK))), setting, used)
-        missing = width - chunk.memory_by_rank_bytes.shape[1]
-        if missing:
-            padded = np.pad(chunk.memory_by_rank_bytes, ((0, 0), (0, missing)), constant_values=np.nan)
-            chunk.__dict__["memory_by_rank_bytes"] = padded
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else _join(chunks)
+    prepared = prepare(pool, setting, account or find_account(setting.framework), links)
+    return price_prepared(prepared, coefficients or prior(setting))
 
 
-def _join(chunks: list[Prices]) -> Prices:
-    joined = {
-        name: np.concatenate([getattr(chunk, name) for chunk in chunks])
-        for name in Prices.__dataclass_fields__
-        if name != "parts_s"
-    }
-    parts = {name: np.concatenate([chunk.parts_s[name] for chunk in chunks]) for name in PARTS}
-    return Prices(parts_s=parts, **joined)
+@dataclass(frozen=True)
+class Prepared:
+    """What of a pool's prices does not depend on coefficients."""
+
+    size: int
+    """Candidates."""
+
+    width: int
+    """Most pipeline ranks of any."""
+
+    account: Account
+    """The framework's habits."""
+
+    pieces: list[tuple[np.ndarray, Layout, Ranks, Flow]]
+    """Positions of the candidates priced together, with their degrees, ranks and pipeline."""
 
 
-def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Prices:
-    account = find_account(setting.framework)
-    layout = layout_of(pool, setting)
-    ranks = ranks_of(layout)
-    flow = flow_of(layout, ranks)
-    terms = memory_terms(layout, ranks, flow, account, coefficients)
-    by_rank = np.where(ranks.exists, total(terms.values()), np.nan)
-    worst = np.nanmax(by_rank, axis=1) if len(pool) else np.zeros(0)
-    activations = (terms["activations"] + terms["recompute"]).max(axis=1, initial=0)
-    fixed = coefficients.value("fixed_bytes")
+def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None = None) -> Prepared:
+    """Degrees, ranks and simulated pipelines of a pool, in pieces that fit the cache.
+
+    Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
+    """
+    n, pp = len(pool), pool["pipeline_parallel"]
+    width = int(pp.max(initial=1))
+    if n * width <= CHUNK:
+        parts = [np.arange(n)]
+    else:
+        parts = []
+        for size in np.unique(pp):
+            mine, rows = np.flatnonzero(pp == size), max(256, CHUNK // int(size))
+            parts += [mine[start : start + rows] for start in range(0, len(mine), rows)]
+    pieces = []
+    for index in parts:
+        own = None if links is None else (links[0][index], links[1][index])
+        layout = layout_of(pool.take(index), setting, own)
+        ranks = ranks_of(layout, account.balances_head)
+        pieces.append((index, layout, ranks, flow_of(layout, ranks)))
+    return Prepared(n, width, account, pieces)
+
+
+def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
+    """Prices of a prepared pool under some coefficients."""
+    out = _empty(prepared.size, prepared.width)
+    for index, layout, ranks, flow in prepared.pieces:
+        _fill(out, index, _price_piece(layout, ranks, flow, prepared.account, coefficients))
+    return out
+
+
+def _empty(n: int, width: int) -> Prices:
+    names = [name for name in Prices.__dataclass_fields__ if name not in ("parts_s", "memory_by_rank_bytes")]
+    by_rank = np.full((n, width), np.nan)
+    parts = {name: np.zeros(n) for name in PARTS}
+    return Prices(parts_s=parts, memory_by_rank_bytes=by_rank, **{name: np.zeros(n) for name in names})
+
+
+def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
+    for name in Prices.__dataclass_fields__:
+        if name == "parts_s":
+            for part, seconds in chunk.parts_s.items():
+                out.parts_s[part][index] = seconds
+        elif name == "memory_by_rank_bytes":
+            out.memory_by_rank_bytes[index, : chunk.memory_by_rank_bytes.shape[1]] = chunk.memory_by_rank_bytes
+        else:
+            getattr(out, name)[index] = getattr(chunk, name)
+
+
+def _price_piece(
+    layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients
+) -> Prices:
+    memory = memory_of(layout, ranks, flow, account, coefficients)
+    by_rank = memory.device
+    worst = by_rank.max(axis=1, initial=0.0)
+    reserved = memory.reserved.max(axis=1, initial=0.0)
+    activations = memory.activations
+    outside = np.maximum(worst, 1.0)
     memory_sigma = (
         np.sqrt(
             (coefficients.sigma("activation_factor") * activations) ** 2
-            + (coefficients.sigma("fixed_bytes") * fixed) ** 2
-            + (coefficients.sigma("reserved_factor") * worst) ** 2
+            + (coefficients.sigma("fixed_bytes") * coefficients.value("fixed_bytes")) ** 2
+            + (coefficients.sigma("reserved_factor") * reserved) ** 2
         )
-        / worst
+        / outside
     )
     time = step_parts(layout, ranks, flow, account, coefficients)
-    ideal = np.full(len(pool), setting.ideal_s)
+    ideal = np.full(len(layout), layout.setting.ideal_s)
     step = ideal + total(time.parts.values())
     sigma = np.sqrt(time.variance + coefficients.value("model_error") ** 2)
     spread = np.exp(Z90 * sigma)
@@ -143,8 +204,9 @@ def _price_chunk(pool: Pool, setting: Setting, coefficients: Coefficients) -> Pr
         step_time_low_s=step / spread,
         step_time_high_s=step * spread,
         memory_bytes=worst,
+        reserved_bytes=reserved,
         memory_low_bytes=worst / memory_spread,
         memory_high_bytes=worst * memory_spread,
-        memory_by_rank_bytes=by_rank,
+        memory_by_rank_bytes=np.where(ranks.exists, by_rank, np.nan),
         log_sigma=sigma,
     )

@@ -9,14 +9,15 @@ import numpy as np
 from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import NAMES
+from pruning.ledger.communication import block_tensor_traffic
 from pruning.ledger.communication import context_traffic
 from pruning.ledger.communication import data_traffic
 from pruning.ledger.communication import expert_traffic
 from pruning.ledger.communication import pipeline_traffic
-from pruning.ledger.communication import tensor_traffic
+from pruning.ledger.communication import Traffic
 from pruning.ledger.compute import block_work
 from pruning.ledger.compute import head_work
-from pruning.ledger.compute import recompute_share
+from pruning.ledger.compute import recomputed
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import total
@@ -44,6 +45,36 @@ def hidden_time(communication: np.ndarray, compute: np.ndarray, exposed: float) 
     return np.maximum(exposed * communication, communication - (1 - exposed) * compute)
 
 
+SHARPNESS = 8.0
+"""How sharply the longer of device and host time decides: an exponent, infinity would be the plain maximum."""
+
+
+def host_factor(layout: Layout, coefficients: Coefficients) -> np.ndarray:
+    """Host time of a block over that of one without parallel collectives, shape (n,).
+
+    Every tensor-parallel collective makes the hosts wait for the slowest of them. A pipeline's blocking exchanges
+    take away the lead that hides this: pipeline_host × (ranks in the domain / 2)^host_growth. Groups that span
+    nodes wait longer still, (ranks / ranks in the domain)^network_host.
+    """
+    inside = np.minimum(layout.tp, layout.setting.fast_domain)
+    both = (layout.pp > 1) & (layout.tp > 1)
+    pipelined = coefficients.value("pipeline_host") * (inside / 2) ** coefficients.value("host_growth")
+    return np.asarray(
+        np.where(both, pipelined, 1.0) * (layout.tp / inside) ** coefficients.value("network_host")
+    )
+
+
+def traffic_of(layout: Layout, account: Account, coefficients: Coefficients) -> list[Traffic]:
+    """Every kind of collective of a step."""
+    return [
+        block_tensor_traffic(layout, coefficients),
+        context_traffic(layout, coefficients),
+        expert_traffic(layout, coefficients),
+        pipeline_traffic(layout, coefficients),
+        *data_traffic(layout, account, coefficients),
+    ]
+
+
 def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients) -> StepTime:
     """Ideal time is lost to seven parts; the sum of all is the step time.
 
@@ -52,39 +83,38 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     setting, shape, hardware = layout.setting, layout.setting.shape, layout.setting.hardware
     value = coefficients.value
     m, pp = layout.micro_batches, layout.pp
-    block, head = block_work(layout, coefficients), head_work(layout, coefficients)
+    block, head = block_work(layout, account, coefficients), head_work(layout, coefficients)
     blocks = shape.layers / pp
     gemm = 3 * m * (blocks * block.gemm_s + head.gemm_s / pp)
     attention = 3.2 * m * blocks * block.attention_s
     elementwise = 2.5 * m * (blocks * block.elementwise_s + head.elementwise_s / pp)
-    again = recompute_share(layout)
-    recompute = m * blocks * again * block.gpu_s
+    again = recomputed(layout, account, block)
+    recompute = m * blocks * again.seconds
     local = local_parameters(layout)
     state = local / (layout.shard if account.sharded else np.where(layout.flag("zero_stage") >= 1, layout.dp, 1))
     optimizer = 30.0 * state / (hardware.memory_bandwidth * value("memory_efficiency"))
     micro_gpu = (gemm + attention + elementwise + recompute) / m
-    kernels = (3.0 + again) * blocks * block.kernels + 3.0 * head.kernels / pp
-    micro_cpu = kernels * value("launch_s")
-    launch = m * ((micro_gpu**4 + micro_cpu**4) ** 0.25 - micro_gpu)
+    kernels = (3.0 + again.kernels) * blocks * block.kernels + 3.0 * head.kernels / pp
+    micro_cpu = kernels * value("launch_s") * host_factor(layout, coefficients)
+    side = micro_gpu + value("tensor_exposed") * traffic_of(layout, account, coefficients)[0].time_s / m
+    longest = np.maximum(side, micro_cpu)
+    both = longest * ((side / longest) ** SHARPNESS + (micro_cpu / longest) ** SHARPNESS) ** (1 / SHARPNESS)
+    launch = m * (both - side)
 
-    tensor = tensor_traffic(layout, ranks, coefficients)
-    context = context_traffic(layout, coefficients)
-    expert = expert_traffic(layout, coefficients)
-    sends = pipeline_traffic(layout, coefficients)
-    data = data_traffic(layout, account, coefficients)
+    tensor, context, expert, sends, *data = traffic_of(layout, account, coefficients)
     async_tp = 1 - 0.5 * layout.flag("async_tp")
-    tensor_s = value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
+    more = 1 + again.collectives / 8
+    tensor_s = more * value("tensor_exposed") * async_tp * tensor.time_s + context.time_s * 0.5 + expert.time_s
     sends_s = value("pipeline_exposed") * sends.time_s
     busy = micro_gpu * m + launch + tensor_s
     slots = np.where(account.sharded & (pp == 1), m, 1.0)
+    late = data.pop() if not account.sharded and not account.overlaps_gathers else None
     data_s = hidden_time(total(t.time_s for t in data), busy / m * slots * 0.9, value("data_exposed"))
+    if late is not None:
+        data_s = data_s + late.time_s
+        data.append(late)
 
-    useful_blocks = np.maximum(1e-30, m * blocks * block.gpu_s * 3)
-    head_ratio = 3 * m * (head.gemm_s + head.elementwise_s) / useful_blocks * blocks
-    weights = ranks.layers + ranks.last * head_ratio[:, None]
-    mean = weights.sum(axis=1) / pp
-    imbalance = weights.max(axis=1, initial=0) / np.where(mean > 0, mean, 1) - 1
-    bubble = busy * np.where(pp > 1, imbalance + flow.bubble * (1 + imbalance), 0.0)
+    bubble = busy * flow.bubble
 
     nodes = np.maximum(1.0, setting.num_devices / 8)
     straggler = value("straggler_share") * (1 + np.log2(nodes)) * busy
@@ -102,13 +132,21 @@ def step_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     }
     whole = setting.ideal_s + total(parts.values())
     stretched = 1 + bubble / np.maximum(busy, 1e-30)
-    kernel_share = micro_gpu / np.maximum((micro_gpu**4 + micro_cpu**4) ** 0.25, 1e-30)
+    kernel_share = side / np.maximum(both, 1e-30)
+    host_s = both * m * stretched * (micro_cpu / np.maximum(both, 1e-30)) ** SHARPNESS
     owned = {
-        "gemm_efficiency": (gemm + again * m * blocks * block.gemm_s) * stretched * kernel_share**3,
-        "gemm_half_size": 0.3 * gemm * stretched * kernel_share**3,
-        "attention_efficiency": attention * stretched * kernel_share**3,
-        "memory_efficiency": elementwise * stretched * kernel_share**3 + optimizer,
-        "launch_s": launch * stretched + (1 - kernel_share) * micro_cpu * m,
+        "gemm_efficiency": (gemm + m * blocks * again.gemm_s) * stretched * kernel_share ** (SHARPNESS - 1),
+        "gemm_half_size": 0.3 * gemm * stretched * kernel_share ** (SHARPNESS - 1),
+        "attention_efficiency": attention * stretched * kernel_share ** (SHARPNESS - 1),
+        "memory_efficiency": elementwise * stretched * kernel_share ** (SHARPNESS - 1) + optimizer,
+        "launch_s": host_s,
+        "pipeline_host": np.where((pp > 1) & (layout.tp > 1), host_s, 0.0),
+        "host_growth": np.where(
+            (pp > 1) & (layout.tp > 1),
+            host_s * value("host_growth") * np.log(np.minimum(layout.tp, setting.fast_domain) / 2),
+            0.0,
+        ),
+        "network_host": host_s * value("network_host") * np.log(layout.tp / np.minimum(layout.tp, setting.fast_domain)),
         "domain_share": np.where(tensor.network, 0, tensor_s) * stretched
         + sum(np.where(t.network, 0, 1) * t.time_s for t in data)
         * data_s

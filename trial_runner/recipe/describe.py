@@ -10,6 +10,7 @@ import torch
 
 from search_space.errors import UserError
 from search_space.model import ModelShape
+from search_space.model_torchtitan import shape_from_torchtitan
 from trial_runner.rank import cpu
 from trial_runner.rank import loading
 from trial_runner.recipe.base import BaseFunction
@@ -79,71 +80,15 @@ def read_knobs(config: Any) -> dict[str, Any]:
 def read_shape(config: Any, warnings: list[str]) -> tuple[ModelShape, int]:
     """The model as numbers, and torchtitan's own parameter count from a meta-device build."""
     spec = config.model_spec
-    model = spec.model
-    layers = list(model.layers)
-    attention = layers[0].attention
-    ffn, moe = _feed_forward(layers)
-    dense = sum(1 for layer in layers if getattr(layer, "feed_forward", None) is not None)
-    heads = _first(attention, "n_heads", "num_heads")
-    head_dim = _first(attention, "head_dim") or model.dim // heads
-    shape = ModelShape(
-        name=f"{spec.name}_{spec.flavor}",
-        layers=len(layers),
-        hidden=model.dim,
-        heads=heads,
-        kv_heads=_first(attention, "n_kv_heads", "num_kv_heads") or heads,
-        head_dim=head_dim,
-        ffn=ffn,
-        vocab=model.vocab_size,
-        gated_mlp=True,
-        tied_embeddings=bool(getattr(model, "enable_weight_tying", False)),
-        qk_norm=_first(attention, "qk_norm", "q_norm") is not None,
-        dense_layers=dense if moe else 0,
-        **moe,
-    )
+    shape = shape_from_torchtitan(spec.model, f"{spec.name}_{spec.flavor}")
     with torch.device("meta"):
-        num_params = sum(parameter.numel() for parameter in model.build().parameters())
+        num_params = sum(parameter.numel() for parameter in spec.model.build().parameters())
     if num_params != shape.num_params:
         warnings.append(
             f"the model has {num_params:,} parameters, its shape as read gives {shape.num_params:,}: "
             "the ledger prices the shape"
         )
     return shape, num_params
-
-
-def _feed_forward(layers: list[Any]) -> tuple[int, dict[str, Any]]:
-    """Width of the dense feed-forward, and the expert fields if some layers have experts."""
-    dense = next((layer.feed_forward for layer in layers if getattr(layer, "feed_forward", None) is not None), None)
-    sparse = next((layer.moe for layer in layers if getattr(layer, "moe", None) is not None), None)
-    width = dense.w1.out_features if dense is not None else 0
-    if sparse is None:
-        return width, {}
-    experts = sparse.num_experts
-    expert_ffn = int(_search(sparse.routed_experts, "hidden_dim") or 0)
-    shared = getattr(sparse, "shared_experts", None)
-    fields = {
-        "experts": experts,
-        "experts_active": int(_search(sparse, "top_k") or 1),
-        "expert_ffn": expert_ffn,
-        "shared_experts": round(shared.w1.out_features / expert_ffn) if shared is not None and expert_ffn else 0,
-    }
-    return width or expert_ffn, fields
-
-
-def _first(config: Any, *names: str) -> Any:
-    return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
-
-
-def _search(config: Any, name: str, depth: int = 3) -> Any:
-    """The first field called ``name`` in a nested config, breadth first."""
-    found = getattr(config, name, None)
-    if found is not None or depth == 0:
-        return found
-    for child in (getattr(config, field, None) for field in getattr(config, "__dataclass_fields__", {})):
-        found = _search(child, name, depth - 1) if child is not None else None
-        if found is not None:
-            return found
-    return None
 
 
 def main() -> int:

@@ -15,6 +15,10 @@ from search_space.errors import UserError
 VERBS = {
     "start": "find the fastest configuration within a budget",
     "resume": "go on with a study",
+    "plan": "price every candidate of a job without running any",
+    "explain": "the whole account of one candidate, term by term",
+    "validate": "check the ledger against measured tables",
+    "breakdown": "where the time of a traced step went, in seven parts",
     "status": "what a study has done and spent",
     "list": "studies in this folder",
     "report": "a study's trials, winner and the winner's diff",

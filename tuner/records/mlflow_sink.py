@@ -179,6 +179,7 @@ class MlflowSink:
             if record.get(key) is not None
         ]
         metrics += self._predicted(record, Metric)
+        metrics += _parts(record, Metric)
         self._client.log_batch(run_id, metrics=metrics, params=params)
         steps = _step_metrics(Path(record["folder"]), Metric)
         for first in range(0, len(steps), BATCH):
@@ -214,6 +215,16 @@ class MlflowSink:
 
     def _save(self) -> None:
         self._ids_path.write_text(json.dumps(self._ids))
+
+
+def _parts(record: dict[str, Any], metric: Any) -> list[Any]:
+    """The traced step's breakdown as metrics ``part/NAME_s``."""
+    found = record.get("breakdown")
+    if not found:
+        return []
+    stamp = int(record.get("unix_s", 0) * 1000)
+    values = {**found["parts_s"], "useful": found["useful_s"], "unexplained": found["unexplained_s"]}
+    return [metric(f"part/{name}_s", float(value), stamp, 0) for name, value in values.items()]
 
 
 def _step_metrics(folder: Path, metric: Any) -> list[Any]:

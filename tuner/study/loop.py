@@ -32,6 +32,10 @@ from tuner.study.trial import TrialRun
 POLL_S = 0.2
 """Between looks at running trials, seconds."""
 
+SLACK = 2.0
+"""A trial is killed at this many times its worst case, where the budget has room for it: a bound learned on a quiet
+machine must not throw away a trial on a busy one."""
+
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
 
@@ -129,7 +133,7 @@ class Loop:
         worst = self.shape.devices * state.knowledge.worst_s(candidate)
         if state.stop_asked or not state.meter.fits(worst):
             return None
-        number = self._launch(candidate, role, worst, None)
+        number = self._launch(candidate, role, min(SLACK * worst, state.meter.left), None)
         while number in self._running:
             if state.stop_asked:
                 self._stop_all()
@@ -163,7 +167,8 @@ class Loop:
             self.reason = "" if self._running else "budget: the next trial's worst case does not fit in what is left"
             return False
         trial, candidate = state.asker.ask()
-        self._launch(candidate, "search", self.shape.devices * knowledge.worst_s(candidate), trial)
+        worst = self.shape.devices * knowledge.worst_s(candidate)
+        self._launch(candidate, "search", min(SLACK * worst, self._left(limit)), trial)
         return True
 
     def _left(self, limit: float) -> float:
@@ -198,18 +203,25 @@ class Loop:
         low = state.knowledge.assessment.prices.step_time_low_s[state.asker.left_positions()]
         return bool(np.all(low > best["step_time_s"]))
 
-    def _launch(self, candidate: Candidate, role: str, worst: float, asked: optuna.Trial | None) -> int:
-        """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed."""
+    def _launch(self, candidate: Candidate, role: str, allowance: float, asked: optuna.Trial | None) -> int:
+        """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
+
+        Args:
+            candidate: the knobs.
+            role: ``baseline``, ``search`` or ``confirm``.
+            allowance: device-seconds after which it is killed; they are held back until it ends.
+            asked: Optuna's trial, if it was asked for one.
+        """
         state = self.state
         number = state.next_number
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
-        state.meter.reserve(str(number), worst)
+        state.meter.reserve(str(number), allowance)
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
         try:
             placed = run.place(
-                self._session, self.shape, worst / self.shape.devices, interrupted=lambda: state.stop_asked
+                self._session, self.shape, allowance / self.shape.devices, interrupted=lambda: state.stop_asked
             )
         except UserError as error:
             self._finish(number, Failure(kind="not_runnable", rank=None, text=str(error)))
@@ -229,7 +241,7 @@ class Loop:
             candidate=candidate.to_json(),
             label=candidate.label(),
             devices=self.shape.devices,
-            worst_device_s=round(worst, 1),
+            allowance_device_s=round(allowance, 1),
             predicted=state.knowledge.predicted(candidate),
         )
         return number

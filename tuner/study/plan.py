@@ -22,6 +22,7 @@ from search_space.job import ClusterSection
 from search_space.job import Job
 from search_space.pool import canonical
 from search_space.pool import Pool
+from search_space.resolve import hardware_from_section
 from search_space.setting import Setting
 from trial_runner import devices
 from trial_runner.recipe.base import BaseFunction
@@ -149,12 +150,12 @@ def _hardware(job: Job, device: str, slots: int, threads: int, peak_flops: float
         peak = peak_flops or stated or devices.cpu_peak_flops(precision, threads)
         memory = cluster.hbm_gib * GIB if cluster.hbm_gib else psutil.virtual_memory().total / slots
         hardware = find_hardware("cpu").override(peak_flops={precision: peak}, memory_bytes=memory)
-    else:
-        hardware = find_hardware(cluster.gpu) if cluster.gpu else _detected(devices.gpu_names())
-        if cluster.peak_tflops:
-            hardware = hardware.override(peak_flops=hardware.peak_flops | {precision: cluster.peak_tflops * 1e12})
-        if cluster.hbm_gib:
-            hardware = hardware.override(memory_bytes=cluster.hbm_gib * GIB)
+        return _with_links(hardware, cluster)
+    named = cluster if cluster.gpu else cluster.model_copy(update={"gpu": _detected(devices.gpu_names())})
+    return hardware_from_section(named, precision)
+
+
+def _with_links(hardware: Hardware, cluster: ClusterSection) -> Hardware:
     if cluster.nvlink_gb_s:
         hardware = hardware.override(domain_bandwidth=cluster.nvlink_gb_s * 1e9)
     if cluster.nic_gb_s:
@@ -162,8 +163,8 @@ def _hardware(job: Job, device: str, slots: int, threads: int, peak_flops: float
     return hardware
 
 
-def _detected(names: list[str]) -> Hardware:
-    """The table's entry for the GPUs that the driver lists.
+def _detected(names: list[str]) -> str:
+    """The table's name of the GPUs that the driver lists.
 
     Raises:
         UserError: the driver's name is none of the table's.
@@ -172,10 +173,10 @@ def _detected(names: list[str]) -> Hardware:
     plain = first.upper().replace(" ", "-")
     for name in sorted(TABLE, key=len, reverse=True):
         if name != "cpu" and all(part in plain for part in name.upper().split("-")):
-            return TABLE[name]
+            return name
     for name in TABLE:
         if name != "cpu" and name.upper().split("-")[0] in plain:
-            return TABLE[name]
+            return name
     raise UserError(
         f"cluster: GPU {first!r} is not in the hardware table; set cluster.gpu to one of {', '.join(TABLE)}"
     )

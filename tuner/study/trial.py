@@ -12,9 +12,14 @@ import time
 from typing import Any
 
 from search_space.candidate import Candidate
+from search_space.errors import UserError
 from search_space.flop import flop_per_token
 from search_space.flop import recompute_flop_per_token
 from search_space.hardware import GIB
+from trial_runner.breakdown import break_down
+from trial_runner.breakdown import Breakdown
+from trial_runner.breakdown import PARTS
+from trial_runner.breakdown.ideal import ideal_by_rank
 from trial_runner.failure import Failure
 from trial_runner.failure import find_failure
 from trial_runner.failure import log_tail
@@ -216,21 +221,58 @@ class TrialRun:
             stopped = outcome.kind in ("stopped", "interrupted")
             return facts | {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
         measured = asdict(outcome)
-        return facts | {
-            "steps": outcome.steps,
-            "step_time_s": outcome.step_time_s,
-            "step_time_ci_s": list(outcome.step_time_ci_s),
-            "step_time_p95_s": outcome.step_time_p95_s,
-            "tokens_per_s_per_device": outcome.tokens_per_s_per_device,
-            "mfu_pct": outcome.mfu_pct,
-            "hfu_pct": outcome.hfu_pct,
-            "peak_allocated_gib": outcome.peak_allocated_bytes / GIB,
-            "peak_reserved_gib": outcome.peak_reserved_bytes / GIB,
-            "loss_first": outcome.loss[0] if outcome.loss else None,
-            "loss_last": outcome.loss[-1] if outcome.loss else None,
-            "startup_s": measured["startup_s"],
-            "flags": list(outcome.flags),
-        }
+        return (
+            facts
+            | self._breakdown(facts["traces"], outcome.step_time_s)
+            | {
+                "steps": outcome.steps,
+                "step_time_s": outcome.step_time_s,
+                "step_time_ci_s": list(outcome.step_time_ci_s),
+                "step_time_p95_s": outcome.step_time_p95_s,
+                "tokens_per_s_per_device": outcome.tokens_per_s_per_device,
+                "mfu_pct": outcome.mfu_pct,
+                "hfu_pct": outcome.hfu_pct,
+                "peak_allocated_gib": outcome.peak_allocated_bytes / GIB,
+                "peak_reserved_gib": outcome.peak_reserved_bytes / GIB,
+                "loss_first": outcome.loss[0] if outcome.loss else None,
+                "loss_last": outcome.loss[-1] if outcome.loss else None,
+                "startup_s": measured["startup_s"],
+                "flags": list(outcome.flags),
+            }
+        )
+
+    def _breakdown(self, traces: list[str], step_s: float) -> dict[str, Any]:
+        """The traced step in seven parts, the mean over the traced ranks; empty without a readable trace."""
+        if not traces:
+            return {}
+        setting = self.plan.setting
+        try:
+            found = break_down(
+                [Path(trace) for trace in traces],
+                ideal_by_rank_s=ideal_by_rank(setting, self.candidate),
+                measured_step_s=step_s,
+                peak_flops=setting.hardware.peak(setting.precision),
+            )
+        except UserError as error:
+            return {"breakdown": None, "breakdown_error": str(error)}
+        return {"breakdown": mean_over_ranks(found)}
+
+
+def mean_over_ranks(found: Breakdown) -> dict[str, Any] | None:
+    """One step as the mean over its ranks: still useful + parts + unexplained = step; None without a step."""
+    steps = found.steps
+    if not steps:
+        return None
+    count = len(steps)
+    return {
+        "step_s": sum(step.step_s for step in steps) / count,
+        "useful_s": sum(step.useful_s for step in steps) / count,
+        "parts_s": {part: sum(step.parts_s[part] for step in steps) / count for part in PARTS},
+        "unexplained_s": sum(step.unexplained_s for step in steps) / count,
+        "coverage_pct": min(step.coverage_pct for step in steps),
+        "ranks": count,
+        "warnings": list(found.warnings),
+    }
 
 
 def recompute_share(candidate: Candidate, plan: StudyPlan) -> float:

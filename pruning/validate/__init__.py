@@ -1,0 +1,1 @@
+"""Validation: the ledger against tables of published measurements."""

@@ -1,0 +1,113 @@
+"""`tune plan`: every candidate of a job priced and ranked, nothing run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("plan", help="price and rank every candidate of a job, run nothing")
+    parser.add_argument("job", metavar="JOB.toml", help="job file")
+    parser.add_argument("--top", type=int, default=10, metavar="K", help="candidates to show (default 10)")
+    parser.add_argument("--near", type=int, default=5, metavar="K", help="refused candidates to show (default 5)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan a job; exit code 2 when nothing is feasible.
+
+    Raises:
+        UserError: the job cannot be read or resolved.
+    """
+    started = time.perf_counter()
+    from search_space.job_file import load_job
+
+    document = plan(load_job(args.job), args.top, args.near)
+    document["elapsed_s"] = time.perf_counter() - started
+    if args.json:
+        print(json.dumps(document))
+    else:
+        _print(document)
+    return 0 if document["feasible"] else 2
+
+
+def plan(job: Any, top: int, near: int) -> dict[str, Any]:
+    """The document of the command-line contract, without its elapsed time.
+
+    Args:
+        job: a :class:`search_space.job.Job`.
+        top: feasible candidates to list, best first.
+        near: refused candidates to list, nearest first.
+    """
+    import numpy as np
+
+    from pruning.assess import assess
+    from pruning.explain import plan_entry
+    from search_space.enumerate import enumerate_pool
+    from search_space.resolve import setting_from_job
+
+    setting = setting_from_job(job)
+    pool = enumerate_pool(setting, job.search.knobs, job.search.allow_numeric_changes)
+    assessment = assess(pool, setting)
+    feasible = np.flatnonzero(assessment.feasible)
+    order = feasible[np.argsort(assessment.prices.step_time_s[feasible], kind="stable")]
+    return {
+        "model": setting.shape.name,
+        "hardware": setting.hardware.name,
+        "devices": setting.num_devices,
+        "framework": setting.framework,
+        "allowed_gib": assessment.allowed_bytes / 1024**3,
+        "enumerated": len(pool),
+        "feasible": len(feasible),
+        "rejected": assessment.rejected(),
+        "candidates": [plan_entry(assessment, int(i)) for i in order[:top]],
+        "near_misses": [
+            {
+                "candidate": pool.candidate(i).to_json(),
+                "label": pool.candidate(i).label(),
+                "reasons": [reason.to_json() for reason in assessment.reasons(i)],
+            }
+            for i in assessment.nearest(near)
+        ],
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"{document['model']} on {document['devices']} {document['hardware']} with {document['framework']}: "
+        f"{document['enumerated']} candidates, {document['feasible']} feasible "
+        f"(memory up to {document['allowed_gib']:.1f} GiB), {document['elapsed_s']:.2f} s"
+    )
+    refused = Table("refused by", "candidates", "example", title="Refused", title_justify="left")
+    for group in document["rejected"]:
+        refused.add_row(group["code"], str(group["count"]), group["example"])
+    console.print(refused)
+    best = Table("#", "candidate", "MFU %", "step s", "GiB", title="Fastest predicted", title_justify="left")
+    for number, entry in enumerate(document["candidates"], start=1):
+        low, high = entry["mfu_pct_interval"]
+        memory = " ".join(f"{gib:.1f}" for gib in entry["memory_gib_by_rank"][:4])
+        more = " …" if len(entry["memory_gib_by_rank"]) > 4 else ""
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
+        best.add_row(str(number), entry["label"], mfu, f"{entry['step_time_s']:.3g}", memory + more)
+    console.print(best)
+    parts = Table("#", "ideal", title="Where the step goes, seconds", title_justify="left")
+    names = list(document["candidates"][0]["parts_s"]) if document["candidates"] else []
+    for name in names:
+        parts.add_column(name.replace("_", " "), justify="right")
+    for number, entry in enumerate(document["candidates"], start=1):
+        cells = [f"{entry['parts_s'][name]:.3f}" for name in names]
+        parts.add_row(str(number), f"{entry['ideal_s']:.3f}", *cells)
+    console.print(parts)
+    for miss in document["near_misses"]:
+        console.print(f"nearly: {miss['label']}")
+        for reason in miss["reasons"]:
+            console.print(f"  {reason['code']}: {reason['text']}")
