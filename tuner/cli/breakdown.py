@@ -97,7 +97,8 @@ def read_expected(path: Path) -> dict[str, tuple[float, float]]:
 def from_job(path: str, candidate: str | None) -> dict[str, Any]:
     """Ideal time by rank, peak and the ledger's expected parts for a job.
 
-    A part's range is its price times the 90% interval of the step time over its median.
+    A part's range is its price times and over the 90% factor of the step time. A job that is a bare shape and names
+    neither a baseline nor a candidate gives the ideal time alone.
 
     Raises:
         UserError: the job cannot be used, or the candidate is none.
@@ -105,34 +106,48 @@ def from_job(path: str, candidate: str | None) -> dict[str, Any]:
     import numpy as np
 
     from pruning.ledger.prices import price
-    from search_space.candidate import Candidate
     from search_space.job_file import load_job
     from search_space.pool import Pool
     from trial_runner.breakdown.ideal import ideal_by_rank
-    from tuner.study.plan import make_plan
 
-    plan = make_plan(load_job(path))
-    setting, ran = plan.setting, plan.baseline
-    if candidate is not None:
-        values = dict(pair.partition("=")[::2] for pair in candidate.split(","))
-        ran = Candidate.from_json({**ran.to_json(), **_typed(values)})
+    setting, ran = _resolve(load_job(path), candidate)
+    peak = setting.hardware.peak(setting.precision)
+    if ran is None:
+        return {"ideal_s": setting.ideal_s, "peak_flops": peak}
     prices = price(Pool.from_candidates([ran]), setting)
     spread = float(np.exp(1.645 * prices.log_sigma[0]))
-    expected = {part: (float(value[0]) / spread, float(value[0]) * spread) for part, value in prices.parts_s.items()}
     return {
         "ideal_by_rank_s": ideal_by_rank(setting, ran),
-        "peak_flops": setting.hardware.peak(setting.precision),
-        "expected": expected,
+        "peak_flops": peak,
+        "expected": {part: (float(row[0]) / spread, float(row[0]) * spread) for part, row in prices.parts_s.items()},
     }
 
 
-def _typed(values: dict[str, str]) -> dict[str, Any]:
-    from search_space.knobs import BY_NAME
-    from search_space.knobs import knob_value
+def _resolve(job: Any, candidate: str | None) -> tuple[Any, Any]:
+    """Setting of a job and what ran: the candidate asked for, else the baseline, else None.
 
-    typed: dict[str, Any] = {}
-    for key, text in values.items():
-        if key not in BY_NAME:
-            raise UserError(f"--candidate {key}: no such knob; known are {', '.join(sorted(BY_NAME))}")
-        typed[BY_NAME[key].name] = knob_value(BY_NAME[key], text)
-    return typed
+    What the job file does not say (the kind of device, the user's own model) is found on this machine, as for a study.
+    """
+    from search_space.resolve import setting_from_job
+    from tuner.cli.explain import candidate_from
+
+    text = candidate or ",".join(f"{knob}={value}" for knob, value in job.baseline.items())
+    plan = None
+    try:
+        setting = setting_from_job(job)
+    except UserError:
+        if job.model.torchtitan is None:
+            raise
+        plan = _plan(job)
+        setting = plan.setting
+    if text:
+        return setting, candidate_from(text, setting.framework, setting.num_devices)
+    if job.model.torchtitan is None:
+        return setting, None
+    return setting, (plan or _plan(job)).baseline
+
+
+def _plan(job: Any) -> Any:
+    from tuner.study.plan import make_plan
+
+    return make_plan(job)

@@ -117,6 +117,48 @@ def test_options_that_do_not_go_together(trace: Path, tmp_path: Path) -> None:
             args.run(args)
 
 
+JOB = """
+[model]
+layers = 3
+hidden = 256
+heads = 16
+ffn = 768
+vocab = 2048
+[cluster]
+gpu = "cpu"
+gpus_per_node = 2
+peak_tflops = 0.2
+[recipe]
+seq_len = 256
+global_batch_seqs = 8
+precision = "fp32"
+"""
+FULL_AC = str(Path(__file__).parents[2] / "data" / "traces" / "torchtitan_cpu__full_ac__rank0.json.gz")
+
+
+def test_a_job_gives_ideal_time_and_expected_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--step", "3", "--json"))
+    ideal = document["steps"][0]["ideal_s"]
+    assert document["expected_s"] == {}
+    ran = ("--candidate", "dp=2,ac=full")
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), *ran, "--step", "3", "--json"))
+    assert document["steps"][0]["ideal_s"] == pytest.approx(ideal)
+    assert set(document["expected_s"]) == set(PARTS)
+    low, high = document["expected_s"]["recompute"]
+    assert 0 < low < high
+    assert document["steps"][0]["matrix_products"][0]["efficiency_pct"] is not None
+    assert "expected" in call(capsys, FULL_AC, "--job", str(job), *ran)
+    job.write_text(JOB + "[baseline]\ndata_parallel_shard = 2\n")
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--json"))
+    assert document["expected_s"]["recompute"] == [0.0, 0.0]
+    assert any(finding["part"] == "recompute" for finding in document["findings"])
+    args = command(FULL_AC, "--job", str(job), "--candidate", "dp=3")
+    with pytest.raises(UserError, match="3"):
+        args.run(args)
+
+
 def test_terminal_shows_every_part_and_no_control_codes(trace: Path) -> None:
     text = io.StringIO()
     show(break_down([trace], ideal_s=0.0005), Console(file=text, width=150, force_terminal=False))
