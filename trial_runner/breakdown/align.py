@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +53,7 @@ class Match:
     """Whether ranks wait in it for another pipeline stage."""
 
 
-def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tuple[list[Match], list[str]]:
+def align(by_rank: dict[int, Trace], found: dict[int, list[Communication]]) -> tuple[list[Match], list[str]]:
     """Match collectives across ranks and set each one's last arrival and the start of its transfer.
 
     The k-th communication of a class (kind, size, group) is the same one on every rank of the group. Collectives end
@@ -64,10 +63,9 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     also talk point to point, waiting for a rank of another stage is the pipeline's.
 
     Args:
-        traces: one per rank.
+        by_rank: the traces by rank.
         found: communications by rank.
     """
-    by_rank = {trace.rank or 0: trace for trace in traces}
     warnings: list[str] = []
     groups = _match(by_rank, found, warnings) if len(by_rank) > 1 else []
     offsets = _offsets(by_rank, groups)
@@ -131,19 +129,18 @@ def _match(
         first = next(iter(by.values()))[0]
         expected = set(first.members) & set(by_rank) if first.members else set(by_rank)
         size = first.group_size or world or len(by_rank)
-        if len(by) < 2:
-            unmatched += 0 if expected <= set(by) else sum(map(len, by.values()))
+        if len(by) < 2 and expected <= set(by):
             continue
-        counts = {len(items) for items in by.values()}
-        if len(counts) > 1:
-            unmatched += sum(map(len, by.values()))
+        ambiguous = len(by) > size and not first.members
+        if len(by) < 2 or ambiguous or len({len(items) for items in by.values()}) > 1:
+            unmatched += sum(map(len, by.values())) if first.primary else 0
             continue
         for together in zip(*by.values()):
             groups.append((dict(zip(by, together)), len(by) >= size))
     if unmatched:
         warnings.append(
-            f"{unmatched} collectives occur in different numbers on the ranks and were not matched; their waiting "
-            "cannot be told from their transfer by comparing ranks"
+            f"{unmatched} collectives were not matched across the ranks (they occur in different numbers, or in groups "
+            "that cannot be told apart); their waiting is judged on each rank alone"
         )
     return groups
 

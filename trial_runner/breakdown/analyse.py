@@ -94,7 +94,7 @@ def break_down(
             raise UserError(f"{name} {value} s: it must be a positive number of seconds")
     warnings: list[str] = []
     ranks = _read_ranks([Path(path) for path in paths], warnings)
-    matches, notes = align([r.trace for r in ranks], {r.rank: r.communication for r in ranks})
+    matches, notes = align({r.rank: r.trace for r in ranks}, {r.rank: r.communication for r in ranks})
     warnings += notes
     numbers = _chosen(ranks, step, warnings)
     steps: list[StepBreakdown] = []
