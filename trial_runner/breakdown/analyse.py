@@ -69,6 +69,7 @@ def break_down(
     expected: Mapping[str, tuple[float, float]] | None = None,
     measured_step_s: float | None = None,
     peak_flops: float | None = None,
+    memory_bandwidth: float | None = None,
     clocks: Sequence[ClockSample] | None = None,
 ) -> Breakdown:
     """Break the steps of one or more traces (one per rank) down into useful time and seven parts.
@@ -81,6 +82,7 @@ def break_down(
         expected: range of each part, seconds; what is outside becomes a finding.
         measured_step_s: step time without the profiler, seconds; MFU then comes from it.
         peak_flops: peak of the device, FLOP/s, for the efficiency of matrix products.
+        memory_bandwidth: of the device, bytes/s, for the roofline of matrix products.
         clocks: samples of the nodes' clocks; the kernel part is then split by them.
 
     Raises:
@@ -105,7 +107,7 @@ def break_down(
             rank, [one for one in rank.steps if one.number in numbers], compute, ideal, warnings
         )
         for one in chosen:
-            done = _break_step(rank, one, compute, ideal, measured_step_s, peak_flops, warnings)
+            done = _break_step(rank, one, compute, ideal, measured_step_s, (peak_flops, memory_bandwidth), warnings)
             steps.append(_with_clocks(done, rank.trace, one, clocks))
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
@@ -245,7 +247,7 @@ def _break_step(
     compute: np.ndarray,
     ideal: float | None,
     measured_step_s: float | None,
-    peak_flops: float | None,
+    roof: tuple[float | None, float | None],
     warnings: list[str],
 ) -> StepBreakdown:
     trace, links = rank.trace, rank.links
@@ -297,7 +299,7 @@ def _break_step(
         sync_calls=found.sync_calls,
         sync_s=found.sync_s,
         collectives=table,
-        matrix_products=product_table(links, owned.compute_rows, products, peak_flops),
+        matrix_products=product_table(links, owned.compute_rows, products, *roof),
         inferred=step.inferred,
         reliable=found.reliable,
         recompute_basis=owned.recompute.basis,

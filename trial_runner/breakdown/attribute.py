@@ -148,8 +148,9 @@ def _spans(spans: list[tuple[int, int]], start: int, end: int) -> Intervals:
 
 def _loading(trace: Trace, step: Step) -> Intervals:
     """When the CPU asks for data, or uploads it; events on the training loop's thread where there are any."""
-    rows = np.flatnonzero(np.isin(trace.lane, (OPERATOR, ANNOTATION, PYTHON)))
-    rows = trace.named(rows, names.is_loader)
+    marked = np.flatnonzero((trace.lane == OPERATOR) | (trace.lane == ANNOTATION))
+    frames = trace.named(trace.rows(PYTHON), names.is_loader_frame)
+    rows = np.concatenate([trace.named(marked, names.is_loader), frames])
     own_thread = rows[trace.thread[rows] == step.thread]
     rows = own_thread if len(own_thread) else rows
     uploads = trace.named(trace.rows(MEMORY), lambda name: "HtoD" in name)

@@ -83,6 +83,9 @@ class MatrixProduct:
     efficiency_pct: float | None
     """Share of the peak, when the peak is known."""
 
+    roofline_pct: float | None = None
+    """Share of what the shape allows: the peak, or its FLOP per byte times the memory bandwidth where that is less."""
+
     note: str = ""
     """What is unfriendly about the shape."""
 

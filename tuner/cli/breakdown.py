@@ -111,14 +111,17 @@ def from_job(path: str, candidate: str | None) -> dict[str, Any]:
     from trial_runner.breakdown.ideal import ideal_by_rank
 
     setting, ran = _resolve(load_job(path), candidate)
-    peak = setting.hardware.peak(setting.precision)
+    roof = {
+        "peak_flops": setting.hardware.peak(setting.precision),
+        "memory_bandwidth": setting.hardware.memory_bandwidth,
+    }
     if ran is None:
-        return {"ideal_s": setting.ideal_s, "peak_flops": peak}
+        return {"ideal_s": setting.ideal_s, **roof}
     prices = price(Pool.from_candidates([ran]), setting)
     spread = float(np.exp(1.645 * prices.log_sigma[0]))
     return {
         "ideal_by_rank_s": ideal_by_rank(setting, ran),
-        "peak_flops": peak,
+        **roof,
         "expected": {part: (float(row[0]) / spread, float(row[0]) * spread) for part, row in prices.parts_s.items()},
     }
 

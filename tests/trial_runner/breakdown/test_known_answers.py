@@ -205,3 +205,17 @@ def test_with_an_ideal_time_the_rest_of_compute_is_kernel_efficiency(
     lost = step.parts_s["cpu_launch"]
     assert first == pytest.approx(100 * lost * step.ideal_s / step.step_s**2)  # type: ignore[operator]
     assert exact >= first - 1e-9
+
+
+def test_only_frames_that_fetch_are_data_loading() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.kernel(synth.GEMM, 0, 300)
+    trace.add("python_function", "train_dataloader.py(10): train_step", 0, 1000, 0)
+    trace.add("python_function", "torch/utils/data/dataloader.py(630): __next__", 400, 100, 0)
+    trace.add("python_function", "trainer.py(665): batch_generator", 390, 120, 0)
+    step = run(trace).steps[0]
+    assert step.parts_s["data_wait"] == pytest.approx(120e-6)
+    trace.add("user_annotation", synth.NEXT_BATCH, 600, 50, synth.MAIN)
+    trace.add("user_annotation", synth.NEXT_BATCH, 700, 200, synth.LOADER)
+    assert run(trace).steps[0].parts_s["data_wait"] == pytest.approx(50e-6)
