@@ -19,9 +19,10 @@ from trial_runner.breakdown import names
 from trial_runner.breakdown.advice import compare
 from trial_runner.breakdown.align import align
 from trial_runner.breakdown.align import Match
-from trial_runner.breakdown.attribute import compute_rows
+from trial_runner.breakdown.attribute import find_work
 from trial_runner.breakdown.attribute import own
 from trial_runner.breakdown.attribute import Owned
+from trial_runner.breakdown.attribute import Work
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.communication import find_communication
 from trial_runner.breakdown.gemm import find_products
@@ -102,12 +103,10 @@ def break_down(
     steps: list[StepBreakdown] = []
     for rank in ranks:
         ideal = (ideal_by_rank_s or {}).get(rank.rank, ideal_s)
-        compute = compute_rows(rank.links, rank.communication)
-        chosen = _with_enough_compute(
-            rank, [one for one in rank.steps if one.number in numbers], compute, ideal, warnings
-        )
+        work = find_work(rank.links, rank.communication)
+        chosen = _with_enough_compute(rank, [one for one in rank.steps if one.number in numbers], work, ideal, warnings)
         for one in chosen:
-            done = _break_step(rank, one, compute, ideal, measured_step_s, (peak_flops, memory_bandwidth), warnings)
+            done = _break_step(rank, one, work, ideal, measured_step_s, (peak_flops, memory_bandwidth), warnings)
             steps.append(_with_clocks(done, rank.trace, one, clocks))
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
@@ -220,14 +219,13 @@ def _lost_text(rank: _Rank, step: Step, found: Integrity) -> str:
 
 
 def _with_enough_compute(
-    rank: _Rank, steps: list[Step], compute: np.ndarray, ideal: float | None, warnings: list[str]
+    rank: _Rank, steps: list[Step], work: Work, ideal: float | None, warnings: list[str]
 ) -> list[Step]:
     """The steps whose compute time is not below the ideal time; the others are reported, and an error when all are."""
     trace = rank.trace
     kept, faults = [], []
-    spans = intervals.union(trace.start[compute], trace.end[compute])
     for step in steps:
-        busy = intervals.total(intervals.clip(spans, step.start, step.end))
+        busy = intervals.total(work.busy(trace, step.start, step.end))
         if ideal is None or ideal * 1e9 <= busy + 500:
             kept.append(step)
         else:
@@ -244,14 +242,14 @@ def _with_enough_compute(
 def _break_step(
     rank: _Rank,
     step: Step,
-    compute: np.ndarray,
+    work: Work,
     ideal: float | None,
     measured_step_s: float | None,
     roof: tuple[float | None, float | None],
     warnings: list[str],
 ) -> StepBreakdown:
     trace, links = rank.trace, rank.links
-    owned = own(links, step, compute, rank.communication)
+    owned = own(links, step, work, rank.communication)
     found = check(links, step)
     where = f"{trace.path.name}: step {step.number}"
     busy = intervals.total(owned.compute)

@@ -192,6 +192,12 @@ def is_cpu_work(name: str) -> bool:
 
 
 @lru_cache(maxsize=65536)
+def is_compiled_graph(name: str) -> bool:
+    """Whether an annotation is the run of a graph that the compiler made."""
+    return name.startswith("## Call CompiledFxGraph")
+
+
+@lru_cache(maxsize=65536)
 def is_loader_frame(name: str) -> bool:
     """Whether a Python frame such as ``dataloader.py(630): __next__`` fetches a batch; by its function alone."""
     return bool(_LOADER_FRAME.search(name))

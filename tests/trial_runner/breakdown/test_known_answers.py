@@ -219,3 +219,16 @@ def test_only_frames_that_fetch_are_data_loading() -> None:
     trace.add("user_annotation", synth.NEXT_BATCH, 600, 50, synth.MAIN)
     trace.add("user_annotation", synth.NEXT_BATCH, 700, 200, synth.LOADER)
     assert run(trace).steps[0].parts_s["data_wait"] == pytest.approx(50e-6)
+
+
+def test_a_compiled_graph_on_the_cpu_is_compute_but_for_the_communication_in_it() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.add("user_annotation", "## Call CompiledFxGraph abc ##", 100, 600, synth.MAIN)
+    trace.op("aten::mm", 150, 100)
+    trace.op("_c10d_functional::wait_tensor", 300, 200)
+    trace.add("user_annotation", "gloo:all_reduce", 290, 200, synth.LOADER)
+    step = run(trace).steps[0]
+    assert step.useful_s == pytest.approx(400e-6)
+    assert step.parts_s["exposed_communication"] == pytest.approx(200e-6)
+    assert step.parts_s["cpu_launch"] == pytest.approx(400e-6)
