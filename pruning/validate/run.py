@@ -14,8 +14,8 @@ from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
 from pruning.validate import metrics
 from pruning.validate.fit import Block
-from pruning.validate.fit import fit
 from pruning.validate.fit import Fit
+from pruning.validate.fit import fit
 from pruning.validate.fit import memory_like_measured
 from pruning.validate.fit import predict
 from pruning.validate.fit import widened

@@ -170,7 +170,7 @@ def account_of(row: Row) -> Account:
     changes: dict[str, Any] = {}
     if kernel in ("torch",) or "unfused" in kernel:
         changes["attention"] = "unfused"
-    elif kernel == "fused" and row.table.startswith("hagemann") or "fused softmax" in kernel:
+    elif (kernel == "fused" and row.table.startswith("hagemann")) or "fused softmax" in kernel:
         changes["attention"] = "fused_softmax"
     if "v1" in kernel:
         changes["attention_speed"] = 0.6

@@ -83,3 +83,14 @@ def test_user_repository_with_packages_of_our_names_trains(tmp_path: Path) -> No
     assert end["trials"][0]["state"] == "measured"
     log = (tmp_path / "studies" / "s" / "trials" / "0000" / "rank0.log").read_text()
     assert "llama3" in log
+
+
+def test_share_nodes_runs_two_gangs_on_one_node(tmp_path: Path) -> None:
+    studies = tmp_path / "studies"
+    job = write_job(tmp_path, trials=3, slots=1)
+    run = Background(studies, "start", str(job), "--budget", "0.5-gpu-hours", "--study", "s", "--share-nodes")
+    assert run.finish() == 0
+    placed = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial_placed"}
+    ended = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial"}
+    assert placed[2] < ended[1], "trials 1 and 2 ran one after the other"
+    assert [trial["state"] for trial in run.events[-1]["trials"]] == ["measured"] * 3

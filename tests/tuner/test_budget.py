@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 import pytest
 
 from search_space.errors import UserError
-from tuner.budget import format_budget
 from tuner.budget import Meter
 from tuner.budget import parse_budget
+from tuner.records.units import format_budget
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ def run(args: argparse.Namespace) -> int:
     """Print one line a study, oldest first."""
     from rich.table import Table
 
-    from tuner.budget import format_budget
-    from tuner.cli.tables import make_console
+    from dashboards.tables import make_console
     from tuner.records.layout import list_folders
     from tuner.records.layout import studies_root
     from tuner.records.summary import summarise
+    from tuner.records.units import format_budget
 
     summaries = [summarise(folder) for folder in list_folders()]
     if args.json:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import sys
 from typing import Any
 
+from dashboards.live import choose_display
 from search_space.job import Job
-from tuner.cli.display import choose_display
 from tuner.records.layout import StudyFolder
 from tuner.records.mlflow_sink import MlflowSink
 from tuner.study.plan import StudyPlan

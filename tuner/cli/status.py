@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: no such study.
     """
-    from tuner.cli.tables import make_console
-    from tuner.cli.tables import print_summary
+    from dashboards.tables import make_console
+    from dashboards.tables import print_summary
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
 

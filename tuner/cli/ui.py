@@ -65,7 +65,7 @@ def page_urls(base: str, ids: dict[str, Any]) -> dict[str, str]:
     urls = {"mlflow": base}
     experiment, parent, trials = ids.get("experiment"), ids.get("parent"), list(ids.get("trials", {}).values())
     if experiment and parent:
-        urls["experiment"] = f"{base}/#/experiments/{experiment}"
+        urls["trials"] = f"{base}/#/experiments/{experiment}/runs"
         urls["study"] = f"{base}/#/experiments/{experiment}/runs/{parent}"
     if experiment and trials:
         runs, experiments = quote(json.dumps(trials)), quote(json.dumps([experiment]))

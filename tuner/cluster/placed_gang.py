@@ -99,11 +99,16 @@ class PlacedGang:
         return False
 
     @property
-    def device_s(self) -> float:
-        """Devices held × wall time from placement to release (to now while it runs)."""
+    def wall_s(self) -> float:
+        """Wall time from placement to release (to now while it runs), seconds."""
         if self.placed_at is None:
             return 0.0
-        return self._shape.devices * ((self.released_at or time.monotonic()) - self.placed_at)
+        return (self.released_at or time.monotonic()) - self.placed_at
+
+    @property
+    def device_s(self) -> float:
+        """Devices held × wall time from placement to release."""
+        return self._shape.devices * self.wall_s
 
     def start(self, deadline_s: float) -> None:
         """Start an agent in each bundle and the ranks in each agent.

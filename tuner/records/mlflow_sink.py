@@ -132,7 +132,12 @@ class MlflowSink:
             self._ids["experiment"] = found.experiment_id
         else:
             location = (self._folder.mlflow / "artifacts").as_uri() if self._local else None
-            self._ids["experiment"] = self._client.create_experiment(self._experiment, artifact_location=location)
+            self._ids["experiment"] = self._client.create_experiment(
+                self._experiment,
+                artifact_location=location,
+                # Without it MLflow 3 opens its pages for language-model applications, which show nothing of a run.
+                tags={"mlflow.experimentKind": "custom_model_development"},
+            )
         facts = json.loads(self._folder.facts.read_text())
         tags = {"ledgertune.study": self._folder.name, "ledgertune.kind": "study"}
         tags |= {f"version.{name}": version for name, version in facts["versions"].items()}
@@ -171,13 +176,12 @@ class MlflowSink:
         if facts.get("git_head"):
             tags["mlflow.source.git.commit"] = facts["git_head"]
         name = f"{int(number):03d} {record['label']}"
-        run_id = self._client.create_run(self._ids["experiment"], run_name=name, tags=tags).info.run_id
+        ended = int(record["unix_s"] * 1000)
+        started = ended - int(record["wall_s"] * 1000)
+        experiment = self._ids["experiment"]
+        run_id = self._client.create_run(experiment, start_time=started, run_name=name, tags=tags).info.run_id
         params = [Param(key, str(value)) for key, value in record["candidate"].items()]
-        metrics = [
-            Metric(key, float(record[key]), int(record.get("unix_s", 0) * 1000), 0)
-            for key in SUMMARY
-            if record.get(key) is not None
-        ]
+        metrics = [Metric(key, float(record[key]), ended, 0) for key in SUMMARY if record.get(key) is not None]
         metrics += self._predicted(record, Metric)
         metrics += _parts(record, Metric)
         self._client.log_batch(run_id, metrics=metrics, params=params)
@@ -187,7 +191,8 @@ class MlflowSink:
         for path in sorted(Path(record["folder"]).iterdir()):
             if path.is_file():
                 self._client.log_artifact(run_id, str(path))
-        self._client.set_terminated(run_id, "FINISHED" if record["state"] == "measured" else "FAILED")
+        status = "FINISHED" if record["state"] == "measured" else "FAILED"
+        self._client.set_terminated(run_id, status, end_time=ended)
         self._ids["trials"][number] = run_id
         self._save()
         if record.get("mfu_pct") is not None:
@@ -200,7 +205,7 @@ class MlflowSink:
             "mfu_pct": "predicted_mfu_pct",
             "memory_gib": "predicted_memory_gib",
         }
-        stamp = int(record.get("unix_s", 0) * 1000)
+        stamp = int(record["unix_s"] * 1000)
         return [metric(name, float(predicted[key]), stamp, 0) for key, name in names.items() if key in predicted]
 
     def _log_winner(self, event: dict[str, Any]) -> None:
@@ -222,7 +227,7 @@ def _parts(record: dict[str, Any], metric: Any) -> list[Any]:
     found = record.get("breakdown")
     if not found:
         return []
-    stamp = int(record.get("unix_s", 0) * 1000)
+    stamp = int(record["unix_s"] * 1000)
     values = {**found["parts_s"], "useful": found["useful_s"], "unexplained": found["unexplained_s"]}
     return [metric(f"part/{name}_s", float(value), stamp, 0) for name, value in values.items()]
 

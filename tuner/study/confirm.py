@@ -17,8 +17,13 @@ from tuner.study.loop import StudyState
 
 
 def confirm(loop: Loop) -> None:
-    """Measure best and baseline once more each, if both fit; they count beside their first runs."""
+    """Measure best and baseline once more each, if both fit; they count beside their first runs.
+
+    A job with ``confirm_share = 0`` wants no confirmation.
+    """
     state = loop.state
+    if not state.plan.job.budget.confirm_share:
+        return
     best, baseline = state.best, state.baseline
     if best is None or baseline is None or best is baseline:
         return

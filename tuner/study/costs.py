@@ -9,7 +9,7 @@ from search_space.job import MeasureSection
 from trial_runner.gang import KILL_GRACE_S
 
 
-DEFAULT_STARTUP_S = {("cpu", False): 45.0, ("cpu", True): 120.0, ("gpu", False): 180.0, ("gpu", True): 420.0}
+DEFAULT_STARTUP_S = {("cpu", False): 40.0, ("cpu", True): 120.0, ("gpu", False): 180.0, ("gpu", True): 420.0}
 """Upper bound of start-up (placement to the end of the first step) by device and compile, before any is known."""
 
 SAFETY = 1.3

@@ -232,6 +232,7 @@ class Loop:
         if not placed:
             text = "interrupted while waiting for devices" if state.stop_asked else "no devices became free in time"
             kind = "interrupted" if state.stop_asked else "no_devices"
+            self.reason = self.reason or ("" if state.stop_asked else f"the cluster gave no devices: {text}")
             self._finish(number, Failure(kind=kind, rank=None, text=text))
             return number
         state.emit(

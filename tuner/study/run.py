@@ -16,6 +16,7 @@ from typing import Any
 from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.job import Job
+from trial_runner import devices
 from trial_runner.recipe.base import BaseFunction
 from tuner.budget import Meter
 from tuner.cluster.session import join
@@ -178,7 +179,7 @@ def run_study(
         if not counts["feasible"]:
             return UNSERVABLE, _end(state, "no candidate is feasible", near_misses=near_misses(state))
         with (
-            join(plan.device, plan.setting.devices_per_node, options.address, folder.root) as session,
+            join(plan.device, _local_slots(plan, options.share_nodes), options.address, folder.root) as session,
             _interruptible(state),
         ):
             state.emit("ray", dashboard=session.dashboard_url, local=session.local)
@@ -192,6 +193,12 @@ def run_study(
         return _conclude(state, options, reason)
     finally:
         journal.close()
+
+
+def _local_slots(plan: StudyPlan, share_nodes: bool) -> int:
+    """Slots that a local Ray offers: one gang's, or every core's where gangs may share the node."""
+    per_node = plan.setting.devices_per_node
+    return max(per_node, devices.num_cpu_slots()) if share_nodes else per_node
 
 
 def _open_state(

@@ -103,8 +103,7 @@ class TrialRun:
     @property
     def wall_s(self) -> float:
         """Wall seconds since placement."""
-        assert self._gang is not None
-        return self.device_s / self._gang._shape.devices
+        return self._gang.wall_s if self._gang is not None else 0.0
 
     def _write_order(self, shape: GangShape) -> TrialSpec:
         plan, measure_section = self.plan, self.plan.job.measure

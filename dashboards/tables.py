@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tuner.budget import format_budget
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import Summary
+from tuner.records.units import format_budget
 
 
 def make_console() -> Console:
@@ -90,6 +90,21 @@ def trial_table(trials: list[dict[str, Any]], running: dict[int, dict[str, Any]]
         what = f"{phase} {trial['step']}" if "step" in trial else phase
         spent = f"{trial.get('device_s', 0):.0f}"
         table.add_row(str(number), "running", trial.get("label", ""), "", step, what, "", "", spent, "", style="cyan")
+    return table
+
+
+def parts_table(trials: list[dict[str, Any]]) -> Table:
+    """Where the traced step of each trial went: seconds, mean over its ranks; each column adds up to its step."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="where a traced step went", title_justify="left")
+    table.add_column("seconds")
+    for trial in trials:
+        table.add_column(f"trial {trial['number']} {trial['label']}", justify="right")
+    found = [trial["breakdown"] for trial in trials]
+    table.add_row("useful", *(f"{parts['useful_s']:.4f}" for parts in found))
+    for name in found[0]["parts_s"]:
+        table.add_row(name.replace("_", " "), *(f"{parts['parts_s'][name]:.4f}" for parts in found))
+    table.add_row("unexplained", *(f"{parts['unexplained_s']:.4f}" for parts in found))
+    table.add_row("step", *(f"{parts['step_s']:.4f}" for parts in found), style="bold")
     return table
 
 

@@ -14,12 +14,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tuner.budget import format_budget
-from tuner.cli.tables import figures
-from tuner.cli.tables import make_console
-from tuner.cli.tables import outcome_text
-from tuner.cli.tables import trial_table
+from dashboards.tables import figures
+from dashboards.tables import make_console
+from dashboards.tables import outcome_text
+from dashboards.tables import trial_table
 from tuner.records.layout import StudyFolder
+from tuner.records.units import format_budget
 
 
 class Display:
@@ -166,7 +166,7 @@ def describe(event: dict[str, Any]) -> list[str]:
 
 def print_end(console: Console, folder: StudyFolder, code: int) -> None:
     """The closing table of a session, why it ended, and how to go on."""
-    from tuner.cli.tables import print_summary
+    from dashboards.tables import print_summary
     from tuner.records.summary import summarise
 
     print_summary(console, summarise(folder), folder)

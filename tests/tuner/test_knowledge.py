@@ -1,0 +1,76 @@
+"""What trials teach: calibration, out-of-memory domination, costs and bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pruning.calibration import Observation
+from search_space.enumerate import enumerate_pool
+from search_space.job import MeasureSection
+from search_space.setting import Setting
+from tuner.study.costs import CostModel
+from tuner.study.knowledge import Knowledge
+
+
+@pytest.fixture
+def knowledge(cpu_setting: Setting) -> Knowledge:
+    pool = enumerate_pool(cpu_setting)
+    return Knowledge(pool, cpu_setting, CostModel("cpu", MeasureSection(steps=20, warmup_steps=5)))
+
+
+def test_a_measured_trial_tightens_predictions_towards_itself(knowledge: Knowledge) -> None:
+    before = knowledge.assessment.prices
+    candidate = knowledge.pool.candidate(0)
+    measured = 3 * float(before.step_time_s[0])
+    spread = np.median(before.step_time_high_s / before.step_time_low_s)
+    for i in range(0, len(knowledge.pool), 40):
+        candidate = knowledge.pool.candidate(i)
+        measured = 3 * float(before.step_time_s[i])
+        knowledge.observe(
+            Observation(candidate=candidate, step_time_s=measured, step_time_ci_s=(0.97 * measured, 1.03 * measured))
+        )
+    after = knowledge.assessment.prices
+    assert np.median(after.step_time_s / before.step_time_s) == pytest.approx(3, rel=0.35)
+    assert np.median(after.step_time_high_s / after.step_time_low_s) < spread
+    assert knowledge.step_high_s(candidate) == pytest.approx(1.5 * measured)
+
+
+def test_oom_refuses_all_that_need_as_much(knowledge: Knowledge) -> None:
+    memory = knowledge.assessment.prices.memory_bytes
+    feasible = np.flatnonzero(knowledge.feasible)
+    middle = int(feasible[np.argsort(memory[feasible])[len(feasible) // 2]])
+    below = memory < memory[middle]
+    knowledge.observe(Observation(candidate=knowledge.pool.candidate(middle), oom=True))
+    assert not knowledge.feasible[~below].any()
+
+
+def test_blocked_candidate_is_out(knowledge: Knowledge) -> None:
+    i = int(np.flatnonzero(knowledge.feasible)[0])
+    knowledge.block(knowledge.pool.candidate(i))
+    assert not knowledge.prior().allowed[i]
+
+
+def test_wall_limit_keeps_what_is_too_dear_out(knowledge: Knowledge) -> None:
+    worst = [knowledge.worst_s(candidate) for candidate in knowledge.pool.candidates()]
+    knowledge.wall_limit_s = float(np.median(worst))
+    allowed = knowledge.prior().allowed
+    assert allowed.any() and all(w <= knowledge.wall_limit_s * (1 + 1e-9) for w, a in zip(worst, allowed) if a)
+
+
+def test_costs_learn_start_up_apart_for_compile() -> None:
+    costs = CostModel("cpu", MeasureSection(steps=20, warmup_steps=5, trace=False))
+    before = costs.worst_s(False, 1.0)
+    costs.learn(False, 10.0)
+    assert costs.worst_s(False, 1.0) < before
+    assert costs.startup_s(True) > 2 * costs.startup_s(False)
+    assert costs.worst_s(False, 1.0) >= 10 + 25
+    bounded = CostModel("cpu", MeasureSection(steps=20, warmup_steps=5, timeout_s=30))
+    assert bounded.worst_s(True, 10.0) == 30
+
+
+def test_unknown_candidate_is_a_key_error(knowledge: Knowledge) -> None:
+    with pytest.raises(KeyError):
+        knowledge.position(replace(knowledge.pool.candidate(0), env="elsewhere"))
