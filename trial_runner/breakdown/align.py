@@ -170,13 +170,11 @@ def _mark_covers(items: list[Communication]) -> None:
     inner = [item for item in items if item.primary]
     if not inner:
         return
-    span = intervals.union(
-        np.array([item.start for item in inner], dtype=np.int64), np.array([item.end for item in inner], dtype=np.int64)
-    )
+    bounds = np.array([(item.start, item.end) for item in inner], dtype=np.int64)
+    cover = intervals.Cover(intervals.union(bounds[:, 0], bounds[:, 1]))
     for item in items:
         if not item.primary:
-            mine = np.array([[item.start, item.end]], dtype=np.int64)
-            item.covers = len(intervals.intersect(mine, span)) > 0
+            item.covers = cover(np.array([[item.start, item.end]], dtype=np.int64)) > 0
 
 
 def _set_transfers(items: list[Communication]) -> None:

@@ -33,13 +33,13 @@ from trial_runner.breakdown.trace import Trace
 MAX_EVENTS = 10_000_000
 """Most events kept of one trace (about 60 bytes each, twice that for a moment while they are sorted)."""
 
-MAX_NAME = 1000
+MAX_NAME = 500
 """Characters of a name that are kept."""
 
-MAX_NAMES = 200_000
+MAX_NAMES = 50_000
 """Distinct names kept; later ones share one."""
 
-MAX_THREADS = 100_000
+MAX_THREADS = 20_000
 """Most threads and streams in one trace."""
 
 _LANES = {

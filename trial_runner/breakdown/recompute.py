@@ -15,6 +15,7 @@ from trial_runner.breakdown.gemm import find_products
 from trial_runner.breakdown.intervals import Intervals
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.trace import ANNOTATION
+from trial_runner.breakdown.trace import grouped
 from trial_runner.breakdown.trace import OPERATOR
 from trial_runner.breakdown.trace import PYTHON
 
@@ -84,12 +85,15 @@ def _region(links: Links, rows: NDArray[np.intp], again: NDArray[np.bool_]) -> I
     """Spans of recomputed operators by thread and outermost node of backward, from the end of the work before."""
     trace = links.trace
     spans = []
-    for thread, nodes in links.backward.items():
-        mine = rows[again & (trace.thread[rows] == thread)]
-        other = np.sort(trace.end[rows[~again & (trace.thread[rows] == thread)]])
+    repeated, others = rows[again], rows[~again]
+    first_runs = grouped(trace.thread[others], others)
+    for thread, mine in grouped(trace.thread[repeated], repeated).items():
+        nodes = links.backward.get(thread, intervals.EMPTY)
+        other = np.sort(trace.end[first_runs.get(thread, others[:0])])
         node = np.searchsorted(nodes[:, 0], trace.start[mine], side="right")
-        for one in np.unique(node):
-            inside = mine[node == one]
+        for one, inside in grouped(node, mine).items():
+            if not one:
+                continue
             first = int(trace.start[inside].min())
             before = int(np.searchsorted(other, first, side="right")) - 1
             begin = max(int(nodes[one - 1, 0]), int(other[before]) if before >= 0 else 0)
@@ -123,8 +127,9 @@ def _marks(links: Links) -> tuple[dict[int, Intervals], Intervals]:
     nodes = trace.named(operators, lambda name: name == "CheckpointFunctionBackward")
     engine = trace.named(operators, names.is_backward)
     windows = links.windows(forward)
-    for thread in np.unique(trace.thread[nodes]).tolist():
-        mine, inner = nodes[trace.thread[nodes] == thread], engine[trace.thread[engine] == thread]
+    engines = grouped(trace.thread[engine], engine)
+    for thread, mine in grouped(trace.thread[nodes], nodes).items():
+        inner = engines.get(thread, engine[:0])
         outer = intervals.union(trace.start[mine], trace.end[mine])
         inner = inner[intervals.contains(outer, trace.start[inner])]
         own = intervals.subtract(outer, intervals.union(trace.start[inner], trace.end[inner]))

@@ -8,11 +8,13 @@ import tempfile
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from tests.trial_runner.breakdown import synth
 from trial_runner.breakdown import break_down
 from trial_runner.breakdown import Breakdown
+from trial_runner.breakdown import intervals
 from trial_runner.breakdown import PARTS
 
 
@@ -232,3 +234,60 @@ def test_a_compiled_graph_on_the_cpu_is_compute_but_for_the_communication_in_it(
     assert step.useful_s == pytest.approx(400e-6)
     assert step.parts_s["exposed_communication"] == pytest.approx(200e-6)
     assert step.parts_s["cpu_launch"] == pytest.approx(400e-6)
+
+
+bounds = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bounds, bounds)
+def test_interval_sets_agree_with_sets_of_points(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def both(pairs: list[tuple[int, int]]) -> tuple[intervals.Intervals, set[int]]:
+        array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        points = {point for low, high in pairs for point in range(low, high)}
+        return intervals.union(array[:, 0], array[:, 1]), points
+
+    def points(found: intervals.Intervals) -> set[int]:
+        assert (found[:, 0] < found[:, 1]).all() and (found[1:, 0] > found[:-1, 1]).all()
+        return {point for low, high in found.tolist() for point in range(low, high)}
+
+    (a, in_a), (b, in_b) = both(left), both(right)
+    assert points(a) == in_a
+    assert points(intervals.intersect(a, b)) == in_a & in_b
+    assert points(intervals.subtract(a, b)) == in_a - in_b
+    assert points(intervals.join(a, b)) == in_a | in_b
+    assert points(intervals.clip(a, 10, 30)) == {point for point in in_a if 10 <= point < 30}
+    assert intervals.Cover(a)(b) == len(in_a & in_b)
+    assert intervals.total(a) == len(in_a)
+    asked = np.arange(61)
+    assert [int(i) for i in asked[intervals.contains(a, asked)]] == sorted(in_a)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_time_is_conserved_on_several_ranks(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(2, 4))
+    traces = []
+    for rank in range(ranks):
+        trace = synth.Trace(rank=rank, world_size=ranks, base_ns=data.draw(st.sampled_from([None, 10**18])))
+        trace.step(0, 0, 1000)
+        for _ in range(data.draw(st.integers(1, 8))):
+            name = data.draw(st.sampled_from([synth.GEMM, synth.ALL_REDUCE, synth.ALL_GATHER, synth.SEND_RECV]))
+            args = data.draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "Process Group Name": st.sampled_from(["0", "1"]),
+                        "Process Group Description": st.sampled_from(["mesh_tp", "mesh_pp", "default_pg"]),
+                        "Process Group Ranks": st.sampled_from(["[0, 1]", "[0, 1, 2, 3]", "[0, 1, ...]"]),
+                        "Group size": st.integers(1, 4),
+                        "In msg nelems": st.integers(0, 10**9),
+                        "dtype": st.sampled_from(["Float", "BFloat16", "x"]),
+                        "Collective name": st.sampled_from(["allreduce", "_allgather_base", "send", "all_to_allv"]),
+                    },
+                )
+            )
+            trace.kernel(name, data.draw(st.integers(0, 900)), data.draw(st.integers(0, 500)), **args)
+        trace.kernel(synth.ALL_REDUCE, 990, 5)
+        traces.append(trace)
+    conserved(run(*traces))
