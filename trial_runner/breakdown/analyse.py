@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,8 +43,10 @@ from trial_runner.breakdown.tables import collective_table
 from trial_runner.breakdown.trace import KERNEL
 from trial_runner.breakdown.trace import RUNTIME
 from trial_runner.breakdown.trace import Trace
-from trial_runner.clocks import clock_share
-from trial_runner.clocks import ClockSample
+
+
+if TYPE_CHECKING:
+    from trial_runner.clocks import ClockSample
 
 
 LATE_SHARE = 1e-3
@@ -313,6 +316,8 @@ def _with_clocks(done: StepBreakdown, trace: Trace, step: Step, clocks: Sequence
     """Split the kernel part: what a lower clock than the peak clock cost of the compute time, and the rest."""
     if not clocks:
         return done
+    from trial_runner.clocks import clock_share
+
     begin = (trace.origin_ns + step.start) / 1e9
     share = clock_share(clocks, begin, begin + done.step_s)
     if share is None:

@@ -20,7 +20,9 @@ def add_parser(subparsers: Any) -> None:
         description="Reads traces of torch.profiler (JSON, also .gz) or Nsight Systems (SQLite export), one per rank, "
         "and gives every microsecond of a step to useful work or to one of seven losses.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", type=Path, help="trace of one rank")
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", type=Path, help="trace of one rank, or a folder with one trace per rank"
+    )
     ideal = parser.add_mutually_exclusive_group()
     ideal.add_argument("--job", metavar="JOB.toml", help="job file: ideal time and expected parts come from it")
     ideal.add_argument("--ideal-s", type=float, metavar="S", help="ideal time of a rank: model FLOP / peak, seconds")
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from trial_runner.clocks import read_clocks
 
         options["clocks"] = read_clocks(args.clocks)
-    result = break_down(args.traces, step=args.step, **options)
+    result = break_down(find_traces(args.traces), step=args.step, **options)
     if args.html is not None:
         from trial_runner.breakdown.html import page
 
@@ -77,6 +79,25 @@ def run(args: argparse.Namespace) -> int:
 
     show(result, Console(width=None if sys.stdout.isatty() else 150))
     return 0
+
+
+def find_traces(paths: list[Path]) -> list[Path]:
+    """The given files, and the traces in the given folders.
+
+    Raises:
+        UserError: a folder holds no trace.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file for kind in ("*.json", "*.json.gz", "*.sqlite") for file in path.glob(kind))
+        inside = [file for file in inside if "trace" in file.name or "rank" in file.name]
+        if not inside:
+            raise UserError(f"{path}: no trace in this folder; names such as rank0_trace.json.gz are looked for")
+        found += inside
+    return found
 
 
 def read_expected(path: Path) -> dict[str, tuple[float, float]]:

@@ -77,6 +77,16 @@ def test_one_step_and_the_median_step(trace: Path, capsys: pytest.CaptureFixture
             args.run(args)
 
 
+def test_a_folder_is_its_traces(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    document = json.loads(call(capsys, str(tmp_path), "--json"))
+    assert {step["file"] for step in document["steps"]} == {str(trace)}
+    (tmp_path / "empty").mkdir()
+    args = command(str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="no trace in this folder"):
+        args.run(args)
+
+
 def test_ideal_above_compute_is_an_error(trace: Path) -> None:
     args = command(str(trace), "--ideal-s", "0.00071")
     with pytest.raises(UserError, match=r"ideal time 0\.000710 s is above the 0\.000700 s"):
