@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,41 +14,35 @@ import numpy as np
 
 from search_space.errors import UserError
 from trial_runner.breakdown import intervals
-from trial_runner.breakdown import names
 from trial_runner.breakdown.advice import compare
 from trial_runner.breakdown.align import align
-from trial_runner.breakdown.align import Match
 from trial_runner.breakdown.attribute import find_work
 from trial_runner.breakdown.attribute import own
 from trial_runner.breakdown.attribute import Owned
 from trial_runner.breakdown.attribute import Work
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.communication import find_communication
+from trial_runner.breakdown.doubts import check_trace
+from trial_runner.breakdown.doubts import lost_text
+from trial_runner.breakdown.doubts import warn_step
 from trial_runner.breakdown.gemm import find_products
 from trial_runner.breakdown.gemm import product_table
 from trial_runner.breakdown.integrity import check
-from trial_runner.breakdown.integrity import COVERAGE_PCT
-from trial_runner.breakdown.integrity import Integrity
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.read import find_rank
 from trial_runner.breakdown.read import read_trace
 from trial_runner.breakdown.result import Breakdown
 from trial_runner.breakdown.result import StepBreakdown
-from trial_runner.breakdown.result import Straggler
 from trial_runner.breakdown.steps import find_steps
 from trial_runner.breakdown.steps import Step
+from trial_runner.breakdown.stragglers import find_stragglers
 from trial_runner.breakdown.tables import collective_table
 from trial_runner.breakdown.trace import KERNEL
-from trial_runner.breakdown.trace import RUNTIME
 from trial_runner.breakdown.trace import Trace
 
 
 if TYPE_CHECKING:
     from trial_runner.clocks import ClockSample
-
-
-LATE_SHARE = 1e-3
-"""Lateness below this share of the analysed time names no straggler."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +106,11 @@ def break_down(
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
         steps=steps,
-        stragglers=_stragglers(ranks, matches, numbers, steps),
+        stragglers=find_stragglers(
+            {rank.rank: [one for one in rank.steps if one.number in numbers] for rank in ranks},
+            matches,
+            sum(step.step_s for step in steps) / len(ranks),
+        ),
         warnings=list(dict.fromkeys(warnings)),
         expected_s=dict(expected or {}),
     )
@@ -148,7 +144,7 @@ def _read_ranks(paths: list[Path], warnings: list[str]) -> list[_Rank]:
             raise UserError(f"trace {path}: no step marks (ProfilerStep#N) and no work in it, so nothing to break down")
         warnings += [f"{path.name}: {note}" for note in notes]
         communication = find_communication(trace, links)
-        _check_trace(trace, links, communication, warnings)
+        check_trace(trace, links, communication, warnings)
         ranks.append(_Rank(rank=rank, trace=trace, links=links, steps=steps, communication=communication))
     return sorted(ranks, key=lambda item: item.rank)
 
@@ -163,25 +159,6 @@ def _manifest_rank(path: Path) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def _check_trace(trace: Trace, links: Links, communication: list[Communication], warnings: list[str]) -> None:
-    dropped = [f"{count} events with {reason}" for reason, count in trace.dropped.items()]
-    if dropped:
-        warnings.append(f"{trace.path.name}: integrity: left out or mended: {'; '.join(dropped)}")
-    if (trace.world_size or 1) > 1 and not communication:
-        text = (
-            f"trace {trace.path}: a job of {trace.world_size} ranks, but no communication was found in it: its kernels "
-            "have names that are not known, or communication was not traced"
-        )
-        if links.on_device:
-            raise UserError(f"{text}. The breakdown would report 0% exposed communication, which is wrong")
-        warnings.append(f"error: {text}")
-    if not links.on_device and len(trace.named(trace.rows(RUNTIME), names.is_launch)):
-        warnings.append(
-            f"{trace.path.name}: kernels were launched but none was recorded; only the CPU's own work is broken down. "
-            "Record with the device's activity on"
-        )
-
-
 def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int]:
     """Numbers of the steps to analyse."""
     per_rank = [{one.number for one in rank.steps} for rank in ranks]
@@ -194,6 +171,10 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
         if number not in set.union(*per_rank):
             known = ", ".join(map(str, sorted(set.union(*per_rank))))
             raise UserError(f"step {number} is not in the given traces; they hold {known}")
+        for rank in ranks:
+            for one in rank.steps:
+                if one.number == number and not (found := check(rank.links, one)).reliable:
+                    warnings.append(lost_text(rank.trace, one, found))
         return {number}
     numbers = everywhere or set.union(*per_rank)
     bad = set()
@@ -202,7 +183,7 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
             found = check(rank.links, one)
             if one.number in numbers and not found.reliable:
                 bad.add(one.number)
-                warnings.append(_lost_text(rank, one, found))
+                warnings.append(lost_text(rank.trace, one, found))
     if bad and bad != numbers:
         warnings.append(f"unusable steps left out: {', '.join(map(str, sorted(bad)))}")
         numbers = numbers - bad
@@ -210,15 +191,6 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
         lengths = sorted((one.end - one.start, one.number) for one in ranks[0].steps if one.number in numbers)
         return {lengths[(len(lengths) - 1) // 2][1]}
     return numbers
-
-
-def _lost_text(rank: _Rank, step: Step, found: Integrity) -> str:
-    share = 100 * found.lost / max(1, found.launches)
-    return (
-        f"{rank.trace.path.name}: step {step.number} is unreliable: {found.lost} of {found.launches} launches "
-        f"({share:.0f}%) have no kernel in the trace, so the profiler lost them; idle time of this step is not real, "
-        "prefer the MFU of unprofiled steps"
-    )
 
 
 def _with_enough_compute(
@@ -267,7 +239,7 @@ def _break_step(
             )
             recompute = busy - useful
         efficiency = busy - useful - recompute
-    _warn_step(where, found, measured_step_s, step, warnings)
+    warn_step(where, found, measured_step_s, step, warnings)
     products = find_products(links, owned.compute_rows)
     parts = {
         "bubble": intervals.total(owned.bubble),
@@ -326,23 +298,6 @@ def _with_clocks(done: StepBreakdown, trace: Trace, step: Step, clocks: Sequence
     return replace(done, clock_deficit_s=lost)
 
 
-def _warn_step(where: str, found: Integrity, measured_step_s: float | None, step: Step, warnings: list[str]) -> None:
-    if found.coverage_pct < COVERAGE_PCT:
-        listed = ", ".join(f"{row['name'][:80]} ({row['share_pct']:.1f}%)" for row in found.unknown[:5])
-        warnings.append(
-            f"{where}: {100 - found.coverage_pct:.1f}% of kernel time is of unknown kernels and counted as compute: "
-            f"{listed}"
-        )
-    if measured_step_s:
-        overhead = 100 * ((step.end - step.start) / 1e9 / measured_step_s - 1)
-        if overhead > 5:
-            warnings.append(
-                f"{where}: the traced step is {overhead:.0f}% longer than the measured one; the profiler slows "
-                "launches, so MFU is of the measured step and scaled_parts_s takes the overhead from the CPU-launch "
-                "part first"
-            )
-
-
 def _launch_bound(links: Links, owned: Owned) -> int:
     """Nanoseconds of CPU-launch idle that ended with a kernel whose launch began after the device had run dry."""
     trace, idle = links.trace, owned.cpu_launch
@@ -354,36 +309,3 @@ def _launch_bound(links: Links, owned: Owned) -> int:
     called = links.called_at[kernels[np.minimum(place, len(kernels) - 1)]]
     late = hit & (called >= idle[:, 0])
     return int((idle[late, 1] - idle[late, 0]).sum())
-
-
-def _stragglers(
-    ranks: list[_Rank], matches: list[Match], numbers: set[int], steps: Iterable[StepBreakdown]
-) -> list[Straggler]:
-    """Lateness of each rank against the lower median of its peers, over the analysed steps."""
-    windows = {
-        rank.rank: intervals.union(
-            np.array([one.start for one in rank.steps if one.number in numbers], dtype=np.int64),
-            np.array([one.end for one in rank.steps if one.number in numbers], dtype=np.int64),
-        )
-        for rank in ranks
-    }
-    late: dict[int, int] = defaultdict(int)
-    times: dict[int, int] = defaultdict(int)
-    for match in matches:
-        inside = any(
-            bool(intervals.contains(windows[rank], np.array([item.start]))[0]) for rank, item in match.items.items()
-        )
-        if not inside or match.across_stages or not next(iter(match.items.values())).primary:
-            continue
-        ready = sorted(match.ready.values())
-        middle = ready[(len(ready) - 1) // 2]
-        for rank, time in match.ready.items():
-            late[rank] += max(0, time - middle)
-            times[rank] += time == ready[-1] and time > middle
-    analysed = sum(step.step_s for step in steps) / max(1, len(ranks))
-    found = [
-        Straggler(rank=rank, late_s=value / 1e9, collectives=times[rank])
-        for rank, value in late.items()
-        if value / 1e9 > LATE_SHARE * analysed
-    ]
-    return sorted(found, key=lambda item: -item.late_s)

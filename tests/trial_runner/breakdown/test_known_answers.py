@@ -291,3 +291,14 @@ def test_time_is_conserved_on_several_ranks(data: st.DataObject) -> None:
         trace.kernel(synth.ALL_REDUCE, 990, 5)
         traces.append(trace)
     conserved(run(*traces))
+
+
+def test_a_cpu_that_runs_ahead_is_said() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.kernel(synth.GEMM, 100, 950, called=10)
+    assert not run(trace).warnings
+    trace.kernel(synth.GEMM, 1050, 300, called=20)
+    result = run(trace)
+    assert any("the CPU runs ahead" in warning for warning in result.warnings)
+    assert result.steps[0].step_s == pytest.approx(1e-3)
