@@ -83,7 +83,7 @@ def load(order: dict[str, Any]) -> Any:
     tokens.use_synthetic_tokens(config, 0)
     config.comm.mode = "fake_backend"
     config.checkpoint.enable = config.validator.enable = False
-    config.debug.seed = None
+    config.debug.seed = 0
     config.debug.enable_structured_logging = False
     config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
     config.dump_folder = order["folder"]

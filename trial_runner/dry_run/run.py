@@ -112,7 +112,6 @@ def dry_run(
         with ThreadPoolExecutor(parallel) as pool:
             outcomes = list(pool.map(one, ranks))
     error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
-    if os.environ.get("DBG"): print([o.get("traceback") for o in outcomes if not o["valid"]][:1][0])
     facts = [
         RankFacts(
             pp_rank=pp_rank,

@@ -10,6 +10,7 @@ from typing import Any
 import weakref
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -85,10 +86,13 @@ class Tracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation and count what it made, computed and sent."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            # Distributed tensors go first, so that what is seen here are operations on local shards.
+            return NotImplemented
         keywords = kwargs or {}
         out = func(*args, **keywords)
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
                 self._see(leaf.untyped_storage())
         if self.step is not None:
             self._count(func, args, keywords, out)
