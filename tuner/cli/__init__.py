@@ -27,7 +27,7 @@ VERBS = {
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
 }
-"""Verbs and their one-line helps; the module of a verb is ``tuner.cli.VERB``, dashes as underscores (``list``: ``list_``)."""
+"""Verbs and their one-line helps; verb ``x-y`` is module ``tuner.cli.x_y`` (``list`` is ``list_``)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
