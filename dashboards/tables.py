@@ -93,6 +93,21 @@ def trial_table(trials: list[dict[str, Any]], running: dict[int, dict[str, Any]]
     return table
 
 
+def parts_table(trials: list[dict[str, Any]]) -> Table:
+    """Where the traced step of each trial went: seconds, mean over its ranks; each column adds up to its step."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="where a traced step went", title_justify="left")
+    table.add_column("seconds")
+    for trial in trials:
+        table.add_column(f"trial {trial['number']} {trial['label']}", justify="right")
+    found = [trial["breakdown"] for trial in trials]
+    table.add_row("useful", *(f"{parts['useful_s']:.4f}" for parts in found))
+    for name in found[0]["parts_s"]:
+        table.add_row(name.replace("_", " "), *(f"{parts['parts_s'][name]:.4f}" for parts in found))
+    table.add_row("unexplained", *(f"{parts['unexplained_s']:.4f}" for parts in found))
+    table.add_row("step", *(f"{parts['step_s']:.4f}" for parts in found), style="bold")
+    return table
+
+
 def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> None:
     """Trials, budget, winner, commit; where nothing was feasible the reasons and the nearest candidates."""
     console.print()

@@ -141,6 +141,19 @@ def _shapes(evidence: Evidence) -> str | None:
     return None
 
 
+def _far_from_peak(evidence: Evidence) -> str | None:
+    rows = [row for step in evidence.steps for row in step.matrix_products if row.efficiency_pct is not None]
+    seconds = sum(row.time_s for row in rows)
+    if not seconds:
+        return None
+    share = sum((row.efficiency_pct or 0.0) * row.time_s for row in rows) / seconds
+    worst = max(rows, key=lambda row: row.time_s * (100 - (row.efficiency_pct or 0.0)))
+    if share < 70:
+        shape = f"{worst.m}×{worst.n}×{worst.k} at {worst.efficiency_pct:.0f}%"
+        return f"matrix products run at {share:.0f}% of the peak; most is lost in {shape}"
+    return None
+
+
 def _unfused(evidence: Evidence) -> str | None:
     share = 1 - evidence.kind_share("gemm", "attention", "convolution")
     if evidence.steps[0].time_by_kind_s and share > 0.3:
@@ -238,13 +251,6 @@ RULES = (
     Rule(
         part="cpu_launch",
         group="configuration",
-        cause="the CPU synchronises with the device",
-        change="remove .item(), prints of tensors and explicit synchronisation from the step",
-        seen=_synchronises,
-    ),
-    Rule(
-        part="cpu_launch",
-        group="configuration",
         cause="many small kernels",
         change="compile; a larger micro_batch halves the share each time it doubles; CUDA graphs",
         seen=_small_kernels,
@@ -257,11 +263,25 @@ RULES = (
         seen=_late_launches,
     ),
     Rule(
+        part="cpu_launch",
+        group="configuration",
+        cause="the CPU synchronises with the device",
+        change="remove .item(), prints of tensors and explicit synchronisation from the step",
+        seen=_synchronises,
+    ),
+    Rule(
         part="kernel_efficiency",
         group="configuration",
         cause="matrix products of unfriendly shape",
         change="pad the vocabulary to a multiple of 128 × tensor_parallel, fuse QKV, a larger micro_batch",
         seen=_shapes,
+    ),
+    Rule(
+        part="kernel_efficiency",
+        group="configuration",
+        cause="matrix products far below the peak",
+        change="longer products: a larger micro_batch or less tensor_parallel; check that the precision is the job's",
+        seen=_far_from_peak,
     ),
     Rule(
         part="kernel_efficiency",

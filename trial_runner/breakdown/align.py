@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from trial_runner.breakdown import intervals
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.communication import stage_peers
 from trial_runner.breakdown.trace import Trace
@@ -53,7 +53,7 @@ class Match:
     """Whether ranks wait in it for another pipeline stage."""
 
 
-def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tuple[list[Match], list[str]]:
+def align(by_rank: dict[int, Trace], found: dict[int, list[Communication]]) -> tuple[list[Match], list[str]]:
     """Match collectives across ranks and set each one's last arrival and the start of its transfer.
 
     The k-th communication of a class (kind, size, group) is the same one on every rank of the group. Collectives end
@@ -63,10 +63,9 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
     also talk point to point, waiting for a rank of another stage is the pipeline's.
 
     Args:
-        traces: one per rank.
+        by_rank: the traces by rank.
         found: communications by rank.
     """
-    by_rank = {trace.rank or 0: trace for trace in traces}
     warnings: list[str] = []
     groups = _match(by_rank, found, warnings) if len(by_rank) > 1 else []
     offsets = _offsets(by_rank, groups)
@@ -95,6 +94,8 @@ def align(traces: Sequence[Trace], found: dict[int, list[Communication]]) -> tup
             f"{apart} of {pairings} pairings of collectives across ranks do not meet in time (events are missing in "
             "a trace, or groups have no names); they were not matched"
         )
+    for mine in found.values():
+        _mark_covers(mine)
     _set_transfers([item for items in found.values() for item in items])
     shifted = [f"rank {rank}: {offset / 1e3:+.1f} µs" for rank, offset in offsets.items() if offset]
     if shifted:
@@ -128,19 +129,18 @@ def _match(
         first = next(iter(by.values()))[0]
         expected = set(first.members) & set(by_rank) if first.members else set(by_rank)
         size = first.group_size or world or len(by_rank)
-        if len(by) < 2:
-            unmatched += 0 if expected <= set(by) else sum(map(len, by.values()))
+        if len(by) < 2 and expected <= set(by):
             continue
-        counts = {len(items) for items in by.values()}
-        if len(counts) > 1:
-            unmatched += sum(map(len, by.values()))
+        ambiguous = len(by) > size and not first.members
+        if len(by) < 2 or ambiguous or len({len(items) for items in by.values()}) > 1:
+            unmatched += sum(map(len, by.values())) if first.primary else 0
             continue
         for together in zip(*by.values()):
             groups.append((dict(zip(by, together)), len(by) >= size))
     if unmatched:
         warnings.append(
-            f"{unmatched} collectives occur in different numbers on the ranks and were not matched; their waiting "
-            "cannot be told from their transfer by comparing ranks"
+            f"{unmatched} collectives were not matched across the ranks (they occur in different numbers, or in groups "
+            "that cannot be told apart); their waiting is judged on each rank alone"
         )
     return groups
 
@@ -165,6 +165,18 @@ def _offsets(by_rank: dict[int, Trace], groups: list[tuple[dict[int, Communicati
     return offsets
 
 
+def _mark_covers(items: list[Communication]) -> None:
+    """Blocking calls around operations that are listed themselves: the operations tell waiting from transfer."""
+    inner = [item for item in items if item.primary]
+    if not inner:
+        return
+    bounds = np.array([(item.start, item.end) for item in inner], dtype=np.int64)
+    cover = intervals.Cover(intervals.union(bounds[:, 0], bounds[:, 1]))
+    for item in items:
+        if not item.primary:
+            item.covers = cover(np.array([[item.start, item.end]], dtype=np.int64)) > 0
+
+
 def _set_transfers(items: list[Communication]) -> None:
     """Where in each communication the transfer begins."""
     fastest: dict[object, list[int]] = defaultdict(list)
@@ -174,7 +186,7 @@ def _set_transfers(items: list[Communication]) -> None:
     for item in items:
         begin = item.start if item.arrival is None else item.arrival
         lasted = item.end - begin
-        if item.complete or item.kind == "p2p":
+        if item.complete or item.covers or item.kind == "p2p":
             item.transfer_start = begin
             continue
         if item.size_bytes is None:

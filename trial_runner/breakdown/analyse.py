@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from search_space.errors import UserError
 from trial_runner.breakdown import intervals
-from trial_runner.breakdown import names
 from trial_runner.breakdown.advice import compare
 from trial_runner.breakdown.align import align
-from trial_runner.breakdown.align import Match
-from trial_runner.breakdown.attribute import compute_rows
+from trial_runner.breakdown.attribute import find_work
 from trial_runner.breakdown.attribute import own
 from trial_runner.breakdown.attribute import Owned
+from trial_runner.breakdown.attribute import Work
 from trial_runner.breakdown.communication import Communication
 from trial_runner.breakdown.communication import find_communication
+from trial_runner.breakdown.doubts import check_trace
+from trial_runner.breakdown.doubts import lost_text
+from trial_runner.breakdown.doubts import warn_step
 from trial_runner.breakdown.gemm import find_products
 from trial_runner.breakdown.gemm import product_table
 from trial_runner.breakdown.integrity import check
-from trial_runner.breakdown.integrity import COVERAGE_PCT
-from trial_runner.breakdown.integrity import Integrity
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.read import find_rank
 from trial_runner.breakdown.read import read_trace
 from trial_runner.breakdown.result import Breakdown
 from trial_runner.breakdown.result import StepBreakdown
-from trial_runner.breakdown.result import Straggler
 from trial_runner.breakdown.steps import find_steps
 from trial_runner.breakdown.steps import Step
+from trial_runner.breakdown.stragglers import find_stragglers
 from trial_runner.breakdown.tables import collective_table
 from trial_runner.breakdown.trace import KERNEL
-from trial_runner.breakdown.trace import RUNTIME
 from trial_runner.breakdown.trace import Trace
-from trial_runner.clocks import clock_share
-from trial_runner.clocks import ClockSample
 
 
-LATE_SHARE = 1e-3
-"""Lateness below this share of the analysed time names no straggler."""
+if TYPE_CHECKING:
+    from trial_runner.clocks import ClockSample
 
 
 @dataclass(kw_only=True)
@@ -69,6 +65,7 @@ def break_down(
     expected: Mapping[str, tuple[float, float]] | None = None,
     measured_step_s: float | None = None,
     peak_flops: float | None = None,
+    memory_bandwidth: float | None = None,
     clocks: Sequence[ClockSample] | None = None,
 ) -> Breakdown:
     """Break the steps of one or more traces (one per rank) down into useful time and seven parts.
@@ -81,6 +78,7 @@ def break_down(
         expected: range of each part, seconds; what is outside becomes a finding.
         measured_step_s: step time without the profiler, seconds; MFU then comes from it.
         peak_flops: peak of the device, FLOP/s, for the efficiency of matrix products.
+        memory_bandwidth: of the device, bytes/s, for the roofline of matrix products.
         clocks: samples of the nodes' clocks; the kernel part is then split by them.
 
     Raises:
@@ -94,21 +92,25 @@ def break_down(
             raise UserError(f"{name} {value} s: it must be a positive number of seconds")
     warnings: list[str] = []
     ranks = _read_ranks([Path(path) for path in paths], warnings)
-    matches, notes = align([r.trace for r in ranks], {r.rank: r.communication for r in ranks})
+    matches, notes = align({r.rank: r.trace for r in ranks}, {r.rank: r.communication for r in ranks})
     warnings += notes
     numbers = _chosen(ranks, step, warnings)
     steps: list[StepBreakdown] = []
     for rank in ranks:
         ideal = (ideal_by_rank_s or {}).get(rank.rank, ideal_s)
-        compute = compute_rows(rank.links, rank.communication)
-        for one in rank.steps:
-            if one.number in numbers:
-                done = _break_step(rank, one, compute, ideal, measured_step_s, peak_flops, warnings)
-                steps.append(_with_clocks(done, rank.trace, one, clocks))
+        work = find_work(rank.links, rank.communication)
+        chosen = _with_enough_compute(rank, [one for one in rank.steps if one.number in numbers], work, ideal, warnings)
+        for one in chosen:
+            done = _break_step(rank, one, work, ideal, measured_step_s, (peak_flops, memory_bandwidth), warnings)
+            steps.append(_with_clocks(done, rank.trace, one, clocks))
     steps.sort(key=lambda item: (item.step, item.rank))
     result = Breakdown(
         steps=steps,
-        stragglers=_stragglers(ranks, matches, numbers, steps),
+        stragglers=find_stragglers(
+            {rank.rank: [one for one in rank.steps if one.number in numbers] for rank in ranks},
+            matches,
+            sum(step.step_s for step in steps) / len(ranks),
+        ),
         warnings=list(dict.fromkeys(warnings)),
         expected_s=dict(expected or {}),
     )
@@ -142,7 +144,7 @@ def _read_ranks(paths: list[Path], warnings: list[str]) -> list[_Rank]:
             raise UserError(f"trace {path}: no step marks (ProfilerStep#N) and no work in it, so nothing to break down")
         warnings += [f"{path.name}: {note}" for note in notes]
         communication = find_communication(trace, links)
-        _check_trace(trace, links, communication, warnings)
+        check_trace(trace, links, communication, warnings)
         ranks.append(_Rank(rank=rank, trace=trace, links=links, steps=steps, communication=communication))
     return sorted(ranks, key=lambda item: item.rank)
 
@@ -157,25 +159,6 @@ def _manifest_rank(path: Path) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
-def _check_trace(trace: Trace, links: Links, communication: list[Communication], warnings: list[str]) -> None:
-    dropped = [f"{count} events with {reason}" for reason, count in trace.dropped.items()]
-    if dropped:
-        warnings.append(f"{trace.path.name}: integrity: left out or mended: {'; '.join(dropped)}")
-    if (trace.world_size or 1) > 1 and not communication:
-        text = (
-            f"trace {trace.path}: a job of {trace.world_size} ranks, but no communication was found in it: its kernels "
-            "have names that are not known, or communication was not traced"
-        )
-        if links.on_device:
-            raise UserError(f"{text}. The breakdown would report 0% exposed communication, which is wrong")
-        warnings.append(f"error: {text}")
-    if not links.on_device and len(trace.named(trace.rows(RUNTIME), names.is_launch)):
-        warnings.append(
-            f"{trace.path.name}: kernels were launched but none was recorded; only the CPU's own work is broken down. "
-            "Record with the device's activity on"
-        )
-
-
 def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int]:
     """Numbers of the steps to analyse."""
     per_rank = [{one.number for one in rank.steps} for rank in ranks]
@@ -188,6 +171,10 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
         if number not in set.union(*per_rank):
             known = ", ".join(map(str, sorted(set.union(*per_rank))))
             raise UserError(f"step {number} is not in the given traces; they hold {known}")
+        for rank in ranks:
+            for one in rank.steps:
+                if one.number == number and not (found := check(rank.links, one)).reliable:
+                    warnings.append(lost_text(rank.trace, one, found))
         return {number}
     numbers = everywhere or set.union(*per_rank)
     bad = set()
@@ -196,7 +183,7 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
             found = check(rank.links, one)
             if one.number in numbers and not found.reliable:
                 bad.add(one.number)
-                warnings.append(_lost_text(rank, one, found))
+                warnings.append(lost_text(rank.trace, one, found))
     if bad and bad != numbers:
         warnings.append(f"unusable steps left out: {', '.join(map(str, sorted(bad)))}")
         numbers = numbers - bad
@@ -206,40 +193,45 @@ def _chosen(ranks: list[_Rank], step: str | int, warnings: list[str]) -> set[int
     return numbers
 
 
-def _lost_text(rank: _Rank, step: Step, found: Integrity) -> str:
-    share = 100 * found.lost / max(1, found.launches)
-    return (
-        f"{rank.trace.path.name}: step {step.number} is unreliable: {found.lost} of {found.launches} launches "
-        f"({share:.0f}%) have no kernel in the trace, so the profiler lost them; idle time of this step is not real, "
-        "prefer the MFU of unprofiled steps"
-    )
+def _with_enough_compute(
+    rank: _Rank, steps: list[Step], work: Work, ideal: float | None, warnings: list[str]
+) -> list[Step]:
+    """The steps whose compute time is not below the ideal time; the others are reported, and an error when all are."""
+    trace = rank.trace
+    kept, faults = [], []
+    for step in steps:
+        busy = intervals.total(work.busy(trace, step.start, step.end))
+        if ideal is None or ideal * 1e9 <= busy + 500:
+            kept.append(step)
+        else:
+            faults.append(
+                f"step {step.number}: ideal time {ideal:.6f} s is above the {busy / 1e9:.6f} s in which compute "
+                "kernels ran, so it cannot be right: check the model's FLOP on this rank, the peak and the precision"
+            )
+    if faults and not kept:
+        raise UserError(f"trace {trace.path}: {faults[0]}")
+    warnings += [f"error: {trace.path.name}: {fault}; this step is left out" for fault in faults]
+    return kept
 
 
 def _break_step(
     rank: _Rank,
     step: Step,
-    compute: np.ndarray,
+    work: Work,
     ideal: float | None,
     measured_step_s: float | None,
-    peak_flops: float | None,
+    roof: tuple[float | None, float | None],
     warnings: list[str],
 ) -> StepBreakdown:
     trace, links = rank.trace, rank.links
-    owned = own(links, step, compute, rank.communication)
+    owned = own(links, step, work, rank.communication)
     found = check(links, step)
     where = f"{trace.path.name}: step {step.number}"
     busy = intervals.total(owned.compute)
     recompute = owned.recompute_ns
     useful, efficiency = busy - recompute, 0
     if ideal is not None:
-        useful = round(ideal * 1e9)
-        if useful > busy + 500:
-            raise UserError(
-                f"trace {trace.path}: step {step.number}: ideal time {ideal:.6f} s is above the {busy / 1e9:.6f} s in "
-                "which compute kernels ran, so it cannot be right: check the model's FLOP on this rank, the peak and "
-                "the precision"
-            )
-        useful = min(useful, busy)
+        useful = min(round(ideal * 1e9), busy)
         if useful > busy - recompute:
             warnings.append(
                 f"{where}: ideal time and recompute together exceed the compute time; recompute is cut from "
@@ -247,7 +239,7 @@ def _break_step(
             )
             recompute = busy - useful
         efficiency = busy - useful - recompute
-    _warn_step(where, found, measured_step_s, step, warnings)
+    warn_step(where, found, measured_step_s, step, warnings)
     products = find_products(links, owned.compute_rows)
     parts = {
         "bubble": intervals.total(owned.bubble),
@@ -272,7 +264,7 @@ def _break_step(
         coverage_pct=found.coverage_pct,
         launches=found.launches,
         launches_without_kernel=found.lost,
-        kernels=found.kernels,
+        kernels=found.kernels if links.on_device else _begun(trace, owned.compute_rows, step),
         unknown_kernels=found.unknown,
         time_by_kind_s=found.time_by_kind_s,
         exposed_by_dimension_s=by_dimension,
@@ -280,7 +272,7 @@ def _break_step(
         sync_calls=found.sync_calls,
         sync_s=found.sync_s,
         collectives=table,
-        matrix_products=product_table(links, owned.compute_rows, products, peak_flops),
+        matrix_products=product_table(links, owned.compute_rows, products, *roof),
         inferred=step.inferred,
         reliable=found.reliable,
         recompute_basis=owned.recompute.basis,
@@ -288,33 +280,22 @@ def _break_step(
     )
 
 
+def _begun(trace: Trace, rows: np.ndarray, step: Step) -> int:
+    return int((trace.start[rows] >= step.start).sum())
+
+
 def _with_clocks(done: StepBreakdown, trace: Trace, step: Step, clocks: Sequence[ClockSample] | None) -> StepBreakdown:
     """Split the kernel part: what a lower clock than the peak clock cost of the compute time, and the rest."""
     if not clocks:
         return done
+    from trial_runner.clocks import clock_share
+
     begin = (trace.origin_ns + step.start) / 1e9
     share = clock_share(clocks, begin, begin + done.step_s)
     if share is None:
         return done
     lost = min(done.parts_s["kernel_efficiency"], (1 - share) * done.compute_s)
     return replace(done, clock_deficit_s=lost)
-
-
-def _warn_step(where: str, found: Integrity, measured_step_s: float | None, step: Step, warnings: list[str]) -> None:
-    if found.coverage_pct < COVERAGE_PCT:
-        listed = ", ".join(f"{row['name'][:80]} ({row['share_pct']:.1f}%)" for row in found.unknown[:5])
-        warnings.append(
-            f"{where}: {100 - found.coverage_pct:.1f}% of kernel time is of unknown kernels and counted as compute: "
-            f"{listed}"
-        )
-    if measured_step_s:
-        overhead = 100 * ((step.end - step.start) / 1e9 / measured_step_s - 1)
-        if overhead > 5:
-            warnings.append(
-                f"{where}: the traced step is {overhead:.0f}% longer than the measured one; the profiler slows "
-                "launches, so MFU is of the measured step and scaled_parts_s takes the overhead from the CPU-launch "
-                "part first"
-            )
 
 
 def _launch_bound(links: Links, owned: Owned) -> int:
@@ -328,36 +309,3 @@ def _launch_bound(links: Links, owned: Owned) -> int:
     called = links.called_at[kernels[np.minimum(place, len(kernels) - 1)]]
     late = hit & (called >= idle[:, 0])
     return int((idle[late, 1] - idle[late, 0]).sum())
-
-
-def _stragglers(
-    ranks: list[_Rank], matches: list[Match], numbers: set[int], steps: Iterable[StepBreakdown]
-) -> list[Straggler]:
-    """Lateness of each rank against the lower median of its peers, over the analysed steps."""
-    windows = {
-        rank.rank: intervals.union(
-            np.array([one.start for one in rank.steps if one.number in numbers], dtype=np.int64),
-            np.array([one.end for one in rank.steps if one.number in numbers], dtype=np.int64),
-        )
-        for rank in ranks
-    }
-    late: dict[int, int] = defaultdict(int)
-    times: dict[int, int] = defaultdict(int)
-    for match in matches:
-        inside = any(
-            bool(intervals.contains(windows[rank], np.array([item.start]))[0]) for rank, item in match.items.items()
-        )
-        if not inside or match.across_stages or not next(iter(match.items.values())).primary:
-            continue
-        ready = sorted(match.ready.values())
-        middle = ready[(len(ready) - 1) // 2]
-        for rank, time in match.ready.items():
-            late[rank] += max(0, time - middle)
-            times[rank] += time == ready[-1] and time > middle
-    analysed = sum(step.step_s for step in steps) / max(1, len(ranks))
-    found = [
-        Straggler(rank=rank, late_s=value / 1e9, collectives=times[rank])
-        for rank, value in late.items()
-        if value / 1e9 > LATE_SHARE * analysed
-    ]
-    return sorted(found, key=lambda item: -item.late_s)

@@ -62,29 +62,51 @@ class Owned:
     """Nothing on the device otherwise."""
 
 
-def compute_rows(links: Links, communication: list[Communication]) -> NDArray[np.intp]:
-    """The events of a trace that are compute.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The compute of a trace."""
+
+    rows: NDArray[np.intp]
+    """Its events."""
+
+    fused: Intervals
+    """Time inside compiled graphs on the CPU, whose fused kernels are no events."""
+
+    def busy(self, trace: Trace, start: int, end: int) -> Intervals:
+        """When something computes inside ``[start, end)``."""
+        rows = self.rows[(trace.end[self.rows] > start) & (trace.start[self.rows] < end)]
+        return intervals.join(_clipped(trace, rows, start, end), intervals.clip(self.fused, start, end))
+
+
+def find_work(links: Links, communication: list[Communication]) -> Work:
+    """The compute of a trace.
 
     On a device: kernels that are no communication, and fills and copies inside the device. Without one: the CPU
-    operators of :func:`cpu_work` that are not on a thread that only communicates.
+    operators of :func:`cpu_work` that are not on a thread that only communicates, and compiled graphs but for the
+    communication in them.
     """
     trace = links.trace
     if links.on_device:
         kernels = trace.named(trace.rows(KERNEL), lambda name: names.kernel_kind(name) != names.COMMUNICATION)
         copies = trace.named(trace.rows(MEMORY), _inside_device)
-        return np.sort(np.concatenate([kernels, copies]))
+        return Work(rows=np.sort(np.concatenate([kernels, copies])), fused=intervals.EMPTY)
     work = cpu_work(trace)
     gloo = np.array([item.row for item in communication if item.primary], dtype=np.intp)
     inside = links.called_inside(work, links.windows(gloo))
     own_work = np.unique(trace.thread[work[~inside]])
-    return work[np.isin(trace.thread[work], own_work)]
+    graphs = trace.named(trace.rows(ANNOTATION), names.is_compiled_graph)
+    talk = trace.named(trace.rows(OPERATOR), names.is_comm_operator)
+    fused = intervals.subtract(
+        intervals.union(trace.start[graphs], trace.end[graphs]), intervals.union(trace.start[talk], trace.end[talk])
+    )
+    return Work(rows=work[np.isin(trace.thread[work], own_work)], fused=fused)
 
 
 def _inside_device(name: str) -> bool:
     return not any(word in name for word in ("HtoD", "DtoH", "PtoP", "Host", "Pageable", "Pinned"))
 
 
-def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list[Communication]) -> Owned:
+def own(links: Links, step: Step, work: Work, communication: list[Communication]) -> Owned:
     """Give every nanosecond of ``step`` to one owner.
 
     A compute kernel runs: compute. Else point-to-point runs: bubble. Else a collective runs: exposed communication
@@ -93,17 +115,21 @@ def own(links: Links, step: Step, compute: NDArray[np.intp], communication: list
     uploaded: data wait. Else: CPU launch.
     """
     trace, start, end = links.trace, step.start, step.end
-    rows = compute[(trace.end[compute] > start) & (trace.start[compute] < end)]
-    busy = _clipped(trace, rows, start, end)
-    recompute = find_recompute(links, rows)
+    rows = work.rows[(trace.end[work.rows] > start) & (trace.start[work.rows] < end)]
+    busy = work.busy(trace, start, end)
+    recompute = find_recompute(links, rows, start, end)
     again = _clipped(trace, rows[recompute.again], start, end)
     first = _clipped(trace, rows[~recompute.again], start, end)
-    recompute_ns = intervals.total(intervals.subtract(again, first)) or min(recompute.ratio_ns, intervals.total(busy))
+    told = intervals.total(intervals.subtract(again, first))
+    recompute_ns = min(told + recompute.ratio_ns, intervals.total(busy))
     here = [item for item in communication if item.end > start and item.start < end]
     p2p = _spans([(c.start, c.end) for c in here if c.kind == names.P2P], start, end)
     collectives = [item for item in here if item.kind != names.P2P]
     running = _spans([(c.start, c.end) for c in collectives], start, end)
-    transfers = _spans([(c.transfer_start, c.end) for c in collectives], start, end)
+    listed = _spans([(c.start, c.end) for c in collectives if c.primary], start, end)
+    around = _spans([(c.transfer_start, c.end) for c in collectives if not c.primary], start, end)
+    transfers = _spans([(c.transfer_start, c.end) for c in collectives if c.primary], start, end)
+    transfers = intervals.join(transfers, intervals.subtract(around, listed))
     known = [c for c in collectives if c.arrival is not None]
     late = _spans([(c.start, c.arrival or 0) for c in known if not c.other_stage], start, end)
     drained = _spans([(c.start, c.arrival or 0) for c in known if c.other_stage], start, end)
@@ -144,8 +170,9 @@ def _spans(spans: list[tuple[int, int]], start: int, end: int) -> Intervals:
 
 def _loading(trace: Trace, step: Step) -> Intervals:
     """When the CPU asks for data, or uploads it; events on the training loop's thread where there are any."""
-    rows = np.flatnonzero(np.isin(trace.lane, (OPERATOR, ANNOTATION, PYTHON)))
-    rows = trace.named(rows, names.is_loader)
+    marked = np.flatnonzero((trace.lane == OPERATOR) | (trace.lane == ANNOTATION))
+    frames = trace.named(trace.rows(PYTHON), names.is_loader_frame)
+    rows = np.concatenate([trace.named(marked, names.is_loader), frames])
     own_thread = rows[trace.thread[rows] == step.thread]
     rows = own_thread if len(own_thread) else rows
     uploads = trace.named(trace.rows(MEMORY), lambda name: "HtoD" in name)

@@ -52,6 +52,9 @@ class Communication:
     primary: bool = True
     """False for a blocking call around other communication events (CPU traces)."""
 
+    covers: bool = False
+    """A blocking call inside which other communication events ran."""
+
     arrival: int | None = None
     """When the last known peer was ready, in this trace's time; None without a peer's trace."""
 
@@ -126,11 +129,9 @@ def _launch_facts(trace: Trace, links: Links, kernels: NDArray[np.intp]) -> dict
     if not len(sources) or not len(kernels):
         return facts
     merged: dict[int, CommFacts] = {}
-    layers = [sources]
-    detailed = np.array([row for row in sources.tolist() if trace.comm[row].size_bytes is not None], dtype=np.intp)
-    kinds = np.array([row for row in sources.tolist() if trace.comm[row].kind not in ("", names.UNKNOWN_COLLECTIVE)])
-    layers = [part for part in (detailed, kinds.astype(np.intp)) if len(part)]
-    for part in layers:
+    sized = [row for row in sources.tolist() if trace.comm[row].size_bytes is not None]
+    named = [row for row in sources.tolist() if trace.comm[row].kind not in ("", names.UNKNOWN_COLLECTIVE)]
+    for part in (np.array(sized, dtype=np.intp), np.array(named, dtype=np.intp)):
         for row, source in zip(kernels.tolist(), links.around(kernels, part).tolist()):
             if source >= 0:
                 merged[row] = _merge(merged.get(row), trace.comm[source])
@@ -198,17 +199,16 @@ def dimension_of(group: str) -> str:
 
 
 def stage_peers(trace: Trace) -> set[int] | None:
-    """Ranks of the same pipeline stage as the trace's own, by the groups that the file lists; None when it lists none.
+    """Ranks of the same pipeline stage as the trace's own, by the groups that the file lists; None when it names none.
 
     Tensor-, data-, context- and expert-parallel groups stay inside a stage.
     """
-    if not trace.group_ranks:
-        return None
-    peers: set[int] = set()
-    for name, ranks in trace.group_ranks.items():
-        if dimension_of(trace.group_names.get(name, "")) not in ("", "PP"):
-            peers.update(ranks)
-    return peers
+    inside = [
+        ranks
+        for name, ranks in trace.group_ranks.items()
+        if dimension_of(trace.group_names.get(name, "")) not in ("", "PP")
+    ]
+    return set().union(*inside) if inside else None
 
 
 def _only_dimension(trace: Trace) -> str:

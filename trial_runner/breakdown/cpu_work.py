@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trial_runner.breakdown import names
+from trial_runner.breakdown.trace import grouped
 from trial_runner.breakdown.trace import OPERATOR
 from trial_runner.breakdown.trace import Trace
 
@@ -27,8 +28,7 @@ def cpu_work(trace: Trace) -> NDArray[np.intp]:
     """
     rows = trace.named(trace.rows(OPERATOR), lambda name: names.is_cpu_work(name) or names.is_comm_operator(name))
     keep = []
-    for thread in np.unique(trace.thread[rows]):
-        mine = rows[trace.thread[rows] == thread]
+    for mine in grouped(trace.thread[rows], rows).values():
         last = np.append(trace.start[mine][1:] >= trace.end[mine][:-1], True)
         leaves = mine[last]
         keep += [leaves, _own_work(trace, mine[~last], leaves)]

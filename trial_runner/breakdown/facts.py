@@ -20,10 +20,15 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
+def element_bytes(dtype: object) -> int | None:
+    """Bytes of one element of a type as traces write it (``c10::BFloat16``, ``float``); None when it is not known."""
+    return _ELEMENT_BYTES.get(str(dtype).lower())
+
+
 def comm_facts(arg: Args) -> CommFacts:
     """Facts from the arguments of ``record_param_comms`` or of an NCCL kernel."""
     sizes = [n for n in (_whole_number(arg.nelems_in), _whole_number(arg.nelems_out)) if n is not None]
-    element = _ELEMENT_BYTES.get(str(arg.dtype).lower())
+    element = element_bytes(arg.dtype)
     text = arg.group_text if isinstance(arg.group_text, str) and arg.group_text != "undefined" else ""
     name = str(arg.group_name) if isinstance(arg.group_name, (str, int)) else ""
     return CommFacts(
@@ -62,7 +67,7 @@ def input_bytes(arg: Args) -> int | None:
         return None
     total, known = 0, False
     for shape, kind in zip(dims, types):
-        element = _ELEMENT_BYTES.get(str(kind).lower())
+        element = element_bytes(kind)
         if element and isinstance(shape, list) and all(isinstance(n, int) and 0 <= n < 1 << 40 for n in shape):
             total, known = total + math.prod(shape) * element, True
     return total if known and total < 1 << 62 else None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trial_runner.breakdown import names
+from trial_runner.breakdown.facts import element_bytes
 from trial_runner.breakdown.links import Links
 from trial_runner.breakdown.result import MatrixProduct
 
@@ -99,8 +100,31 @@ def _first_type(text: str, first: int) -> str:
         return ""
 
 
+def attainable_flops(m: int, n: int, k: int, dtype: str, peak_flops: float, memory_bandwidth: float) -> float:
+    """Roofline of one product, FLOP/s: min(peak, 2·M·N·K / (bytes of both factors and the result) × bandwidth).
+
+    Williams, Waterman, Patterson, "Roofline" (2009). Factors and result are taken to cross memory once; a batch counts
+    into M, so the second factor of a batched product is taken once only.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: contracted length.
+        dtype: element type as traces write it.
+        peak_flops: peak, FLOP/s.
+        memory_bandwidth: bytes/s.
+    """
+    size = element_bytes(dtype) or 4
+    return min(peak_flops, 2.0 * m * n * k / (size * (m * k + k * n + m * n)) * memory_bandwidth)
+
+
 def product_table(
-    links: Links, rows: NDArray[np.intp], products: list[Product], peak_flops: float | None, top: int = 20
+    links: Links,
+    rows: NDArray[np.intp],
+    products: list[Product],
+    peak_flops: float | None,
+    memory_bandwidth: float | None = None,
+    top: int = 20,
 ) -> tuple[MatrixProduct, ...]:
     """The products by shape, longest first.
 
@@ -109,6 +133,7 @@ def product_table(
         rows: compute events of the step.
         products: the products among them.
         peak_flops: peak of the device at the products' precision, FLOP/s.
+        memory_bandwidth: of the device, bytes/s.
         top: rows of the table.
     """
     trace = links.trace
@@ -120,6 +145,9 @@ def product_table(
     for (operator, (m, n, k), dtype), lengths in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]:
         seconds = sum(lengths) / 1e9
         rate = 2.0 * m * n * k * len(lengths) / seconds if seconds else 0.0
+        roof = None
+        if peak_flops and memory_bandwidth:
+            roof = 100 * rate / attainable_flops(m, n, k, dtype, peak_flops, memory_bandwidth)
         table.append(
             MatrixProduct(
                 operator=operator,
@@ -131,6 +159,7 @@ def product_table(
                 time_s=seconds,
                 tflops=rate / 1e12,
                 efficiency_pct=100 * rate / peak_flops if peak_flops else None,
+                roofline_pct=roof,
                 note=shape_note(m, n, k) if links.on_device else "",
             )
         )

@@ -119,11 +119,12 @@ def _step(step: StepBreakdown) -> str:
                 f"{r.time_s:.6f}",
                 f"{r.tflops:.2f}",
                 "" if r.efficiency_pct is None else f"{r.efficiency_pct:.1f}",
+                "" if r.roofline_pct is None else f"{r.roofline_pct:.1f}",
                 r.note,
             )
             for r in step.matrix_products
         ]
-        head = ("M × N × K", "operator", "type", "count", "seconds", "TFLOP/s", "% of peak", "note")
+        head = ("M × N × K", "operator", "type", "count", "seconds", "TFLOP/s", "% of peak", "% of roofline", "note")
         text.append(_table(head, products))
     if step.collectives:
         talk = [
@@ -139,6 +140,6 @@ def _step(step: StepBreakdown) -> str:
             )
             for r in step.collectives
         ]
-        head = ("communication", "for", "count", "MiB", "total (s)", "exposed (s)", "waiting (s)", "GB/s")
-        text.append(_table(head, talk))
+        columns = ("communication", "for", "count", "MiB", "total (s)", "exposed (s)", "waiting (s)", "GB/s")
+        text.append(_table(columns, talk))
     return "".join(text)

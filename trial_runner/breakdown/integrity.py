@@ -18,6 +18,9 @@ from trial_runner.breakdown.trace import RUNTIME
 LOST_SHARE = 0.02
 """Share of launches without a kernel above which the idle time of a step cannot be believed."""
 
+AHEAD_SHARE = 0.1
+"""Share of the step by which the CPU may run ahead of the device before that is said."""
+
 COVERAGE_PCT = 95.0
 """Share of kernel time that must be recognised."""
 
@@ -43,6 +46,9 @@ class Integrity:
 
     time_by_kind_s: dict[str, float]
     """Device time by kind, seconds."""
+
+    overhang_s: float
+    """How long after the step's end the device still works on what the step launched, seconds."""
 
     sync_calls: int
     """Calls that blocked the CPU on the device for more than 10 µs."""
@@ -81,6 +87,9 @@ def check(links: Links, step: Step) -> Integrity:
     waits = trace.named(trace.rows(RUNTIME), lambda name: "ynchronize" in name)
     waits = waits[(trace.start[waits] >= step.start) & (trace.end[waits] <= step.end)]
     blocked = (trace.end - trace.start)[waits]
+    mine = trace.rows(KERNEL)
+    mine = mine[(links.called_at[mine] >= step.start) & (links.called_at[mine] < step.end)]
+    overhang = max(0, int(trace.end[mine].max()) - step.end) if len(mine) else 0
     unknown = sum(value for _, value in times.values())
     return Integrity(
         launches=len(calls),
@@ -91,6 +100,7 @@ def check(links: Links, step: Step) -> Integrity:
             {"name": name, "count": count, "time_s": value / 1e9, "share_pct": 100 * value / total if total else 0.0}
             for name, (count, value) in sorted(times.items(), key=lambda item: -item[1][1])
         ),
+        overhang_s=overhang / 1e9,
         sync_calls=int((blocked > 10_000).sum()),
         sync_s=float(blocked[blocked > 10_000].sum()) / 1e9,
         time_by_kind_s=dict(sorted(by_kind.items(), key=lambda item: -item[1])),

@@ -12,6 +12,7 @@ from trial_runner.breakdown import intervals
 from trial_runner.breakdown import names
 from trial_runner.breakdown.intervals import Intervals
 from trial_runner.breakdown.trace import ANNOTATION
+from trial_runner.breakdown.trace import grouped
 from trial_runner.breakdown.trace import KERNEL
 from trial_runner.breakdown.trace import MEMORY
 from trial_runner.breakdown.trace import OPERATOR
@@ -89,17 +90,18 @@ class Links:
         """Union of the given CPU events by thread."""
         trace = self.trace
         return {
-            int(thread): intervals.union(trace.start[mine], trace.end[mine])
-            for thread in np.unique(trace.thread[rows])
-            for mine in [rows[trace.thread[rows] == thread]]
+            thread: intervals.union(trace.start[mine], trace.end[mine])
+            for thread, mine in grouped(trace.thread[rows], rows).items()
         }
 
     def called_inside(self, rows: NDArray[np.intp], windows: dict[int, Intervals]) -> NDArray[np.bool_]:
         """Which of ``rows`` were called from a thread while one of its windows was open."""
         inside = np.zeros(len(rows), dtype=bool)
-        for thread, open_at in windows.items():
-            mine = self.called_from[rows] == thread
-            inside[mine] = intervals.contains(open_at, self.called_at[rows[mine]])
+        if not windows:
+            return inside
+        for thread, mine in grouped(self.called_from[rows], np.arange(len(rows))).items():
+            if thread in windows:
+                inside[mine] = intervals.contains(windows[thread], self.called_at[rows[mine]])
         return inside
 
     @cached_property
@@ -114,10 +116,10 @@ class Links:
         """The innermost of ``candidates`` (CPU events) around the call of each of ``rows``, -1 without; (rows,)."""
         trace = self.trace
         found = np.full(len(rows), -1, dtype=np.int64)
-        for thread in np.unique(trace.thread[candidates]):
-            mine = candidates[trace.thread[candidates] == thread]
-            asked = np.flatnonzero(self.called_from[rows] == thread)
-            if not len(asked):
+        callers = grouped(self.called_from[rows], np.arange(len(rows)))
+        for thread, mine in grouped(trace.thread[candidates], candidates).items():
+            asked = callers.get(thread)
+            if asked is None:
                 continue
             at = self.called_at[rows[asked]]
             place = np.searchsorted(trace.start[mine], at, side="right") - 1

@@ -115,6 +115,7 @@ _LOADER = re.compile(
     r"fetch_batch|load_batch|batch_generator",
     re.IGNORECASE,
 )
+_LOADER_FRAME = re.compile(r"\): (__next__|_next_data|next_batch|get_batch|fetch_batch|load_batch|batch_generator)$")
 _CHECKPOINT = re.compile(r"recompute|checkpoint\.py.*(unpack_hook|recompute_fn)|##\s*recomp", re.IGNORECASE)
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
@@ -191,6 +192,18 @@ def is_cpu_work(name: str) -> bool:
 
 
 @lru_cache(maxsize=65536)
+def is_compiled_graph(name: str) -> bool:
+    """Whether an annotation is the run of a graph that the compiler made."""
+    return name.startswith("## Call CompiledFxGraph")
+
+
+@lru_cache(maxsize=65536)
+def is_loader_frame(name: str) -> bool:
+    """Whether a Python frame such as ``dataloader.py(630): __next__`` fetches a batch; by its function alone."""
+    return bool(_LOADER_FRAME.search(name))
+
+
+@lru_cache(maxsize=65536)
 def is_kept_python(name: str) -> bool:
     """Whether a Python stack frame says something that the breakdown uses."""
-    return is_loader(name) or is_checkpoint(name)
+    return is_loader_frame(name) or is_checkpoint(name)

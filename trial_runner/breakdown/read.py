@@ -30,16 +30,16 @@ from trial_runner.breakdown.trace import RUNTIME
 from trial_runner.breakdown.trace import Trace
 
 
-MAX_EVENTS = 20_000_000
-"""Most events kept of one trace (about 60 bytes each)."""
+MAX_EVENTS = 10_000_000
+"""Most events kept of one trace (about 60 bytes each, twice that for a moment while they are sorted)."""
 
-MAX_NAME = 1000
+MAX_NAME = 500
 """Characters of a name that are kept."""
 
-MAX_NAMES = 200_000
+MAX_NAMES = 50_000
 """Distinct names kept; later ones share one."""
 
-MAX_THREADS = 100_000
+MAX_THREADS = 20_000
 """Most threads and streams in one trace."""
 
 _LANES = {
@@ -191,6 +191,7 @@ class _Reader:
         if len(self._clean) > MAX_NAMES:
             return len(self._clean) - 1
         clean = "(other names)" if len(self._clean) == MAX_NAMES else text[:MAX_NAME]
+        clean = clean.encode("utf-8", "replace").decode()
         self._clean.append(clean)
         communicates = names.is_comm_operator(clean) or names.kernel_kind(clean) == names.COMMUNICATION
         self._detailed.append(communicates or bool(_SHAPED.match(clean)))
@@ -273,7 +274,7 @@ class _Reader:
         devices = header.get("deviceProperties")
         return Trace(
             path=self._path,
-            rank=whole(info.get("rank")) if "rank" in info else find_rank(self._path),
+            rank=find_rank(self._path) if whole(info.get("rank")) is None else whole(info.get("rank")),
             world_size=whole(info.get("world_size")),
             backend=str(info.get("backend") or ""),
             group_names=_told({str(g.get("pg_name")): str(g.get("pg_desc") or "") for g in groups} | self._group_text),

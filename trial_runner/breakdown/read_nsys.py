@@ -20,6 +20,7 @@ from trial_runner.breakdown.read import integer_column
 from trial_runner.breakdown.read import MAX_EVENTS
 from trial_runner.breakdown.read import MAX_NAME
 from trial_runner.breakdown.read import MAX_NAMES
+from trial_runner.breakdown.read import MAX_THREADS
 from trial_runner.breakdown.stream import TraceError
 from trial_runner.breakdown.trace import ANNOTATION
 from trial_runner.breakdown.trace import KERNEL
@@ -152,7 +153,7 @@ class _Reader:
             if table.endswith("KERNEL"):
                 self._processes |= {process for process in set(columns[5]) if process is not None}
         known, rows_ = self._names, self._threads
-        if len(known) > MAX_NAMES or len(rows_) > 100_000:
+        if len(known) > MAX_NAMES or len(rows_) > MAX_THREADS:
             raise TraceError(f"trace {self._path}: more names or threads than any profile has")
         name_ids = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)
         on_device = lanes[0] in (KERNEL, MEMORY)

@@ -118,12 +118,13 @@ def _step(step: StepBreakdown, expected: dict[str, tuple[float, float]]) -> Rend
 
 def _products(step: StepBreakdown) -> Table:
     table = Table(title="Matrix products by shape", title_justify="left")
-    for column in ("M × N × K", "count", "seconds", "TFLOP/s", "% of peak", "note"):
+    for column in ("M × N × K", "count", "seconds", "TFLOP/s", "% of peak", "% of roofline", "note"):
         table.add_column(column, justify="left" if column == "note" else "right")
     for row in step.matrix_products[:TOP]:
         share = "" if row.efficiency_pct is None else f"{row.efficiency_pct:.1f}"
+        roof = "" if row.roofline_pct is None else f"{row.roofline_pct:.1f}"
         shape = f"{row.m} × {row.n} × {row.k}"
-        table.add_row(shape, str(row.count), f"{row.time_s:.6f}", f"{row.tflops:.2f}", share, escape(row.note))
+        table.add_row(shape, str(row.count), f"{row.time_s:.6f}", f"{row.tflops:.2f}", share, roof, escape(row.note))
     return table
 
 

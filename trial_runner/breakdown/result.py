@@ -83,6 +83,9 @@ class MatrixProduct:
     efficiency_pct: float | None
     """Share of the peak, when the peak is known."""
 
+    roofline_pct: float | None = None
+    """Share of what the shape allows: the peak, or its FLOP per byte times the memory bandwidth where that is less."""
+
     note: str = ""
     """What is unfriendly about the shape."""
 
@@ -128,7 +131,7 @@ class StepBreakdown:
     """Launch calls whose kernels the trace lacks."""
 
     kernels: int
-    """Kernels of the step."""
+    """Kernels of the step; without a device, the CPU operators that compute."""
 
     unknown_kernels: tuple[dict[str, Any], ...] = ()
     """Kernels that are not recognised: name, count, seconds, share of kernel time."""

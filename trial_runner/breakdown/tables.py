@@ -28,7 +28,8 @@ def collective_table(
     for item in here:
         by_class[(*item.key, item.dimension, item.primary)].append(item)
     waiting = intervals.join(owned.straggler, owned.unexplained)
-    alone = intervals.join(owned.exposed, owned.bubble, waiting)
+    alone = intervals.Cover(intervals.join(owned.exposed, owned.bubble, waiting))
+    waits = intervals.Cover(waiting)
     rows = []
     for items in by_class.values():
         span = _span(items, step)
@@ -43,8 +44,8 @@ def collective_table(
                 count=len(items),
                 size_bytes=size,
                 total_s=total / 1e9,
-                exposed_s=intervals.total(intervals.intersect(span, alone)) / 1e9,
-                waiting_s=intervals.total(intervals.intersect(span, waiting)) / 1e9,
+                exposed_s=alone(span) / 1e9,
+                waiting_s=waits(span) / 1e9,
                 bandwidth_gb_s=size / shortest if size and shortest > 0 else None,
             )
         )

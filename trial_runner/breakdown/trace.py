@@ -16,6 +16,13 @@ KERNEL, MEMORY, RUNTIME, OPERATOR, ANNOTATION, PYTHON = range(6)
 annotations on the CPU, Python frames."""
 
 
+def grouped(keys: NDArray[np.integer], rows: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
+    """``rows`` by key, each group in the given order; ``keys`` and ``rows`` have shape (n,)."""
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(rows[order], first[1:])))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommFacts:
     """What a trace says about one communication, as far as it says it."""

@@ -20,7 +20,9 @@ def add_parser(subparsers: Any) -> None:
         description="Reads traces of torch.profiler (JSON, also .gz) or Nsight Systems (SQLite export), one per rank, "
         "and gives every microsecond of a step to useful work or to one of seven losses.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", type=Path, help="trace of one rank")
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", type=Path, help="trace of one rank, or a folder with one trace per rank"
+    )
     ideal = parser.add_mutually_exclusive_group()
     ideal.add_argument("--job", metavar="JOB.toml", help="job file: ideal time and expected parts come from it")
     ideal.add_argument("--ideal-s", type=float, metavar="S", help="ideal time of a rank: model FLOP / peak, seconds")
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from trial_runner.clocks import read_clocks
 
         options["clocks"] = read_clocks(args.clocks)
-    result = break_down(args.traces, step=args.step, **options)
+    result = break_down(find_traces(args.traces), step=args.step, **options)
     if args.html is not None:
         from trial_runner.breakdown.html import page
 
@@ -79,6 +81,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def find_traces(paths: list[Path]) -> list[Path]:
+    """The given files, and the traces in the given folders.
+
+    Raises:
+        UserError: a folder holds no trace.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file for kind in ("*.json", "*.json.gz", "*.sqlite") for file in path.glob(kind))
+        inside = [file for file in inside if "trace" in file.name or "rank" in file.name]
+        if not inside:
+            raise UserError(f"{path}: no trace in this folder; names such as rank0_trace.json.gz are looked for")
+        found += inside
+    return found
+
+
 def read_expected(path: Path) -> dict[str, tuple[float, float]]:
     """Expected ranges from a JSON object of part to [low, high], seconds.
 
@@ -97,7 +118,8 @@ def read_expected(path: Path) -> dict[str, tuple[float, float]]:
 def from_job(path: str, candidate: str | None) -> dict[str, Any]:
     """Ideal time by rank, peak and the ledger's expected parts for a job.
 
-    A part's range is its price times the 90% interval of the step time over its median.
+    A part's range is its price times and over the 90% factor of the step time. A job that is a bare shape and names
+    neither a baseline nor a candidate gives the ideal time alone.
 
     Raises:
         UserError: the job cannot be used, or the candidate is none.
@@ -105,34 +127,51 @@ def from_job(path: str, candidate: str | None) -> dict[str, Any]:
     import numpy as np
 
     from pruning.ledger.prices import price
-    from search_space.candidate import Candidate
     from search_space.job_file import load_job
     from search_space.pool import Pool
     from trial_runner.breakdown.ideal import ideal_by_rank
-    from tuner.study.plan import make_plan
 
-    plan = make_plan(load_job(path))
-    setting, ran = plan.setting, plan.baseline
-    if candidate is not None:
-        values = dict(pair.partition("=")[::2] for pair in candidate.split(","))
-        ran = Candidate.from_json({**ran.to_json(), **_typed(values)})
+    setting, ran = _resolve(load_job(path), candidate)
+    roof = {
+        "peak_flops": setting.hardware.peak(setting.precision),
+        "memory_bandwidth": setting.hardware.memory_bandwidth,
+    }
+    if ran is None:
+        return {"ideal_s": setting.ideal_s, **roof}
     prices = price(Pool.from_candidates([ran]), setting)
     spread = float(np.exp(1.645 * prices.log_sigma[0]))
-    expected = {part: (float(value[0]) / spread, float(value[0]) * spread) for part, value in prices.parts_s.items()}
     return {
         "ideal_by_rank_s": ideal_by_rank(setting, ran),
-        "peak_flops": setting.hardware.peak(setting.precision),
-        "expected": expected,
+        **roof,
+        "expected": {part: (float(row[0]) / spread, float(row[0]) * spread) for part, row in prices.parts_s.items()},
     }
 
 
-def _typed(values: dict[str, str]) -> dict[str, Any]:
-    from search_space.knobs import BY_NAME
-    from search_space.knobs import knob_value
+def _resolve(job: Any, candidate: str | None) -> tuple[Any, Any]:
+    """Setting of a job and what ran: the candidate asked for, else the baseline, else None.
 
-    typed: dict[str, Any] = {}
-    for key, text in values.items():
-        if key not in BY_NAME:
-            raise UserError(f"--candidate {key}: no such knob; known are {', '.join(sorted(BY_NAME))}")
-        typed[BY_NAME[key].name] = knob_value(BY_NAME[key], text)
-    return typed
+    What the job file does not say (the kind of device, the user's own model) is found on this machine, as for a study.
+    """
+    from search_space.resolve import setting_from_job
+    from tuner.cli.explain import candidate_from
+
+    text = candidate or ",".join(f"{knob}={value}" for knob, value in job.baseline.items())
+    plan = None
+    try:
+        setting = setting_from_job(job)
+    except UserError:
+        if job.model.torchtitan is None:
+            raise
+        plan = _plan(job)
+        setting = plan.setting
+    if text:
+        return setting, candidate_from(text, setting.framework, setting.num_devices)
+    if job.model.torchtitan is None:
+        return setting, None
+    return setting, (plan or _plan(job)).baseline
+
+
+def _plan(job: Any) -> Any:
+    from tuner.study.plan import make_plan
+
+    return make_plan(job)

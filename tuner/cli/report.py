@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.syntax import Syntax
 
     from dashboards.tables import make_console
+    from dashboards.tables import parts_table
     from dashboards.tables import print_summary
     from search_space.candidate import Candidate
     from tuner.records.layout import find_folder
@@ -50,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
     if winner is None:
         return 0
     console.print()
+    shown = [trial for trial in (baseline, winner) if trial is not None and trial.get("breakdown")]
+    if shown:
+        console.print(parts_table(shown))
+        console.print()
     if not changed:
         console.print("the winner is the baseline: nothing measured beat it beyond noise", markup=False)
         return 0

@@ -8,11 +8,13 @@ import tempfile
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from tests.trial_runner.breakdown import synth
 from trial_runner.breakdown import break_down
 from trial_runner.breakdown import Breakdown
+from trial_runner.breakdown import intervals
 from trial_runner.breakdown import PARTS
 
 
@@ -205,3 +207,98 @@ def test_with_an_ideal_time_the_rest_of_compute_is_kernel_efficiency(
     lost = step.parts_s["cpu_launch"]
     assert first == pytest.approx(100 * lost * step.ideal_s / step.step_s**2)  # type: ignore[operator]
     assert exact >= first - 1e-9
+
+
+def test_only_frames_that_fetch_are_data_loading() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.kernel(synth.GEMM, 0, 300)
+    trace.add("python_function", "train_dataloader.py(10): train_step", 0, 1000, 0)
+    trace.add("python_function", "torch/utils/data/dataloader.py(630): __next__", 400, 100, 0)
+    trace.add("python_function", "trainer.py(665): batch_generator", 390, 120, 0)
+    step = run(trace).steps[0]
+    assert step.parts_s["data_wait"] == pytest.approx(120e-6)
+    trace.add("user_annotation", synth.NEXT_BATCH, 600, 50, synth.MAIN)
+    trace.add("user_annotation", synth.NEXT_BATCH, 700, 200, synth.LOADER)
+    assert run(trace).steps[0].parts_s["data_wait"] == pytest.approx(50e-6)
+
+
+def test_a_compiled_graph_on_the_cpu_is_compute_but_for_the_communication_in_it() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.add("user_annotation", "## Call CompiledFxGraph abc ##", 100, 600, synth.MAIN)
+    trace.op("aten::mm", 150, 100)
+    trace.op("_c10d_functional::wait_tensor", 300, 200)
+    trace.add("user_annotation", "gloo:all_reduce", 290, 200, synth.LOADER)
+    step = run(trace).steps[0]
+    assert step.useful_s == pytest.approx(400e-6)
+    assert step.parts_s["exposed_communication"] == pytest.approx(200e-6)
+    assert step.parts_s["cpu_launch"] == pytest.approx(400e-6)
+
+
+bounds = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bounds, bounds)
+def test_interval_sets_agree_with_sets_of_points(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def both(pairs: list[tuple[int, int]]) -> tuple[intervals.Intervals, set[int]]:
+        array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        points = {point for low, high in pairs for point in range(low, high)}
+        return intervals.union(array[:, 0], array[:, 1]), points
+
+    def points(found: intervals.Intervals) -> set[int]:
+        assert (found[:, 0] < found[:, 1]).all() and (found[1:, 0] > found[:-1, 1]).all()
+        return {point for low, high in found.tolist() for point in range(low, high)}
+
+    (a, in_a), (b, in_b) = both(left), both(right)
+    assert points(a) == in_a
+    assert points(intervals.intersect(a, b)) == in_a & in_b
+    assert points(intervals.subtract(a, b)) == in_a - in_b
+    assert points(intervals.join(a, b)) == in_a | in_b
+    assert points(intervals.clip(a, 10, 30)) == {point for point in in_a if 10 <= point < 30}
+    assert intervals.Cover(a)(b) == len(in_a & in_b)
+    assert intervals.total(a) == len(in_a)
+    asked = np.arange(61)
+    assert [int(i) for i in asked[intervals.contains(a, asked)]] == sorted(in_a)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_time_is_conserved_on_several_ranks(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(2, 4))
+    traces = []
+    for rank in range(ranks):
+        trace = synth.Trace(rank=rank, world_size=ranks, base_ns=data.draw(st.sampled_from([None, 10**18])))
+        trace.step(0, 0, 1000)
+        for _ in range(data.draw(st.integers(1, 8))):
+            name = data.draw(st.sampled_from([synth.GEMM, synth.ALL_REDUCE, synth.ALL_GATHER, synth.SEND_RECV]))
+            args = data.draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "Process Group Name": st.sampled_from(["0", "1"]),
+                        "Process Group Description": st.sampled_from(["mesh_tp", "mesh_pp", "default_pg"]),
+                        "Process Group Ranks": st.sampled_from(["[0, 1]", "[0, 1, 2, 3]", "[0, 1, ...]"]),
+                        "Group size": st.integers(1, 4),
+                        "In msg nelems": st.integers(0, 10**9),
+                        "dtype": st.sampled_from(["Float", "BFloat16", "x"]),
+                        "Collective name": st.sampled_from(["allreduce", "_allgather_base", "send", "all_to_allv"]),
+                    },
+                )
+            )
+            trace.kernel(name, data.draw(st.integers(0, 900)), data.draw(st.integers(0, 500)), **args)
+        trace.kernel(synth.ALL_REDUCE, 990, 5)
+        traces.append(trace)
+    conserved(run(*traces))
+
+
+def test_a_cpu_that_runs_ahead_is_said() -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 1000)
+    trace.kernel(synth.GEMM, 100, 950, called=10)
+    assert not run(trace).warnings
+    trace.kernel(synth.GEMM, 1050, 300, called=20)
+    result = run(trace)
+    assert any("the CPU runs ahead" in warning for warning in result.warnings)
+    assert result.steps[0].step_s == pytest.approx(1e-3)

@@ -77,6 +77,16 @@ def test_one_step_and_the_median_step(trace: Path, capsys: pytest.CaptureFixture
             args.run(args)
 
 
+def test_a_folder_is_its_traces(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    document = json.loads(call(capsys, str(tmp_path), "--json"))
+    assert {step["file"] for step in document["steps"]} == {str(trace)}
+    (tmp_path / "empty").mkdir()
+    args = command(str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="no trace in this folder"):
+        args.run(args)
+
+
 def test_ideal_above_compute_is_an_error(trace: Path) -> None:
     args = command(str(trace), "--ideal-s", "0.00071")
     with pytest.raises(UserError, match=r"ideal time 0\.000710 s is above the 0\.000700 s"):
@@ -115,6 +125,48 @@ def test_options_that_do_not_go_together(trace: Path, tmp_path: Path) -> None:
         args = command(str(trace), *arguments)
         with pytest.raises(UserError, match=text):
             args.run(args)
+
+
+JOB = """
+[model]
+layers = 3
+hidden = 256
+heads = 16
+ffn = 768
+vocab = 2048
+[cluster]
+gpu = "cpu"
+gpus_per_node = 2
+peak_tflops = 0.2
+[recipe]
+seq_len = 256
+global_batch_seqs = 8
+precision = "fp32"
+"""
+FULL_AC = str(Path(__file__).parents[2] / "data" / "traces" / "torchtitan_cpu__full_ac__rank0.json.gz")
+
+
+def test_a_job_gives_ideal_time_and_expected_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--step", "3", "--json"))
+    ideal = document["steps"][0]["ideal_s"]
+    assert document["expected_s"] == {}
+    ran = ("--candidate", "dp=2,ac=full")
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), *ran, "--step", "3", "--json"))
+    assert document["steps"][0]["ideal_s"] == pytest.approx(ideal)
+    assert set(document["expected_s"]) == set(PARTS)
+    low, high = document["expected_s"]["recompute"]
+    assert 0 < low < high
+    assert document["steps"][0]["matrix_products"][0]["efficiency_pct"] is not None
+    assert "expected" in call(capsys, FULL_AC, "--job", str(job), *ran)
+    job.write_text(JOB + "[baseline]\ndata_parallel_shard = 2\n")
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--json"))
+    assert document["expected_s"]["recompute"] == [0.0, 0.0]
+    assert any(finding["part"] == "recompute" for finding in document["findings"])
+    args = command(FULL_AC, "--job", str(job), "--candidate", "dp=3")
+    with pytest.raises(UserError, match="3"):
+        args.run(args)
 
 
 def test_terminal_shows_every_part_and_no_control_codes(trace: Path) -> None:

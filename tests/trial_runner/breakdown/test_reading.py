@@ -319,3 +319,20 @@ def test_memory_stays_small_on_a_large_trace(tmp_path: Path) -> None:
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 60
     assert time.perf_counter() - start < 20
     assert np.array_equal(trace.end - trace.start, [5000])
+
+
+def test_half_a_surrogate_in_a_name_does_no_harm(tmp_path: Path) -> None:
+    trace = synth.Trace()
+    trace.step(0, 0, 100)
+    trace.kernel("mystery\ud800", 0, 50)
+    result = break_down([trace.write(tmp_path / "t.json")])
+    json.dumps(result.to_json(), ensure_ascii=False).encode()
+    assert result.steps[0].unknown_kernels[0]["name"] == "mystery?"
+
+
+@pytest.mark.parametrize("rank", [None, "3", -1, 1.5, [2]])
+def test_a_rank_that_is_none_falls_back_to_the_file_name(tmp_path: Path, rank: Any) -> None:
+    document = {"distributedInfo": {"rank": rank}, "traceEvents": nasty_trace().events}
+    path = tmp_path / "rank7.json"
+    path.write_text(json.dumps(document))
+    assert read_trace(path).rank == 7

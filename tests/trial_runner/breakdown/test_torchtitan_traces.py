@@ -85,8 +85,11 @@ def test_without_the_peers_trace_waiting_is_not_a_straggler() -> None:
 
 
 def test_matrix_products_have_shapes_and_rates() -> None:
-    for step in run("tp2", peak_flops=1e11).steps:
+    for step in run("tp2", peak_flops=1e11, memory_bandwidth=2e9).steps:
         assert step.matrix_products
         for row in step.matrix_products:
             assert row.tflops == pytest.approx(2 * row.m * row.n * row.k * row.count / row.time_s / 1e12)
             assert row.efficiency_pct is not None and 0 < row.efficiency_pct < 150
+            moved = 4 * (row.m * row.k + row.k * row.n + row.m * row.n)
+            roof = min(0.1, 2 * row.m * row.n * row.k / moved * 2e9 / 1e12)
+            assert row.roofline_pct == pytest.approx(100 * row.tflops / roof)

@@ -1,0 +1,13 @@
+"""Dry run: the real torchtitan program on fake tensors, at full world size, on one CPU.
+
+Every validity rule of the installed framework fires by itself, and the storages alive give allocated memory.
+"""
+
+from __future__ import annotations
+
+from trial_runner.dry_run.run import dry_run
+from trial_runner.dry_run.run import DryRun
+from trial_runner.dry_run.run import RankFacts
+
+
+__all__ = ["DryRun", "RankFacts", "dry_run"]

@@ -1,0 +1,201 @@
+"""Counts what a program on fake tensors holds, computes and sends: storages alive, FLOP, collectives."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+import weakref
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+@dataclass
+class Storage:
+    """One storage that was seen."""
+
+    kind: str
+    """What it holds."""
+
+    size: int
+    """Bytes it holds now."""
+
+
+@dataclass
+class StepTrack:
+    """What one step did."""
+
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """(storage number, change in bytes), in order."""
+
+    start: dict[int, int] = field(default_factory=dict)
+    """Bytes of each storage alive when the step began."""
+
+    flop: float = 0.0
+    """FLOP of matrix products and attention, forward and backward."""
+
+    collectives: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """(operation, ranks in its group) → [count, bytes that this rank puts in and takes out]."""
+
+
+class Tracker(TorchDispatchMode):
+    """A dispatch mode over fake tensors; enter it inside the fake mode.
+
+    A storage counts from the first operation that returns it until its last reference goes, at the size it has
+    then; FSDP's ``resize_(0)`` counts as freeing. Views share their base's storage and cost nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, Storage] = {}
+        self._numbers: dict[int, int] = {}
+        self._references: dict[int, Any] = {}
+        self._next = 0
+        self.phase = "setup"
+        self.step: StepTrack | None = None
+        self._resize: Callable[..., Any] | None = None
+
+    def __enter__(self) -> Tracker:
+        self._resize = torch.UntypedStorage.resize_
+        tracker, original = self, self._resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            number = tracker._numbers.get(storage._cdata)
+            if number is None:
+                tracker._see(storage)
+            else:
+                tracker._change(number, storage.nbytes())
+                if size:
+                    # FSDP frees and refills its gathered parameters this way; nothing else does.
+                    tracker.storages[number].kind = "parameters"
+            return result
+
+        torch.UntypedStorage.resize_ = resize_
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        torch.UntypedStorage.resize_ = self._resize
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and count what it made, computed and sent."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            # Distributed tensors go first, so that what is seen here are operations on local shards.
+            return NotImplemented
+        keywords = kwargs or {}
+        out = func(*args, **keywords)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
+                self._see(leaf.untyped_storage())
+        if self.step is not None:
+            self._count(func, args, keywords, out)
+        return out
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor's storage, if it was seen."""
+        return self._numbers.get(tensor.untyped_storage()._cdata)
+
+    def see(self, tensor: torch.Tensor, kind: str) -> None:
+        """Say what a tensor's storage holds."""
+        self.storages[self._see(tensor.untyped_storage())].kind = kind
+
+    def begin_step(self) -> None:
+        """From here on changes are written down."""
+        self.step = StepTrack(start={number: storage.size for number, storage in self.storages.items() if storage.size})
+
+    def _see(self, storage: torch.UntypedStorage) -> int:
+        key = storage._cdata
+        number = self._numbers.get(key)
+        if number is not None:
+            return number
+        number = self._next
+        self._next += 1
+        self._numbers[key] = number
+        self.storages[number] = Storage(self.phase, 0)
+        self._references[number] = weakref.ref(storage, lambda _: self._gone(key, number))
+        self._change(number, storage.nbytes())
+        return number
+
+    def _gone(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+        self._references.pop(number, None)
+        self._change(number, 0)
+
+    def _change(self, number: int, size: int) -> None:
+        storage = self.storages[number]
+        if size != storage.size:
+            if self.step is not None:
+                self.step.changes.append((number, size - storage.size))
+            storage.size = size
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        assert self.step is not None
+        packet = func._overloadpacket if hasattr(func, "_overloadpacket") else None
+        if packet in flop_registry:
+            self.step.flop += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif packet in _CPU_ATTENTION:
+            self.step.flop += _attention_flop(packet, args)
+        elif func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+            size = sum(
+                leaf.numel() * leaf.element_size()
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, torch.Tensor)
+            )
+            row = self.step.collectives.setdefault((func.__name__.split(".")[0].strip("_"), _ranks(args)), [0, 0])
+            row[0] += 1
+            row[1] += size
+
+
+_CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: 2.0,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: 5.0,
+}
+"""Matrix products of size s·s·d per head: two forward, five backward (scores are computed again)."""
+
+
+def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:
+    query = args[1] if packet.__name__.endswith("backward") else args[0]
+    key = args[2] if packet.__name__.endswith("backward") else args[1]
+    batch, heads, length, width = query.shape
+    return _CPU_ATTENTION[packet] * 2.0 * batch * heads * length * key.shape[2] * width
+
+
+def _ranks(args: tuple[Any, ...]) -> int:
+    """Ranks of the process group that a collective runs over; 0 when it does not say."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            try:
+                return int(torch.distributed.ProcessGroup.unbox(value).size())
+            except (RuntimeError, AttributeError):
+                continue
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            return value
+    return 0
+
+
+def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:
+    """Largest sum of storages alive during a step, and what they held at that moment, bytes."""
+    now = sum(track.start.values())
+    best, best_at = now, 0
+    for position, (_, change) in enumerate(track.changes, start=1):
+        now += change
+        if now > best:
+            best, best_at = now, position
+    sizes = dict(track.start)
+    for number, change in track.changes[:best_at]:
+        sizes[number] = sizes.get(number, 0) + change
+    kinds: dict[str, int] = defaultdict(int)
+    for number, size in sizes.items():
+        kinds[storages[number].kind] += size
+    return best, dict(kinds)
