@@ -33,9 +33,6 @@ from search_space.pool import Pool
 COUNTS = 8
 """Measured rows from which a group counts in the medians."""
 
-MARGIN = 0.0
-"""Share of memory left free when a measured verdict is compared: what ran or failed ran or failed on all of it."""
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -128,13 +125,16 @@ def score(group: Group, coefficients: Coefficients) -> Scored:
     return Scored(*out)
 
 
-def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, Any]:
+def validate(paths: Sequence[str | Path], calibrate: str = "none", margins: Sequence[float] = (0.0,)) -> dict[str, Any]:
     """Check the ledger against tables of measurements.
 
     Args:
         paths: CSV files under the common header.
         calibrate: ``none`` uses the shipped priors; ``loo`` coefficients fitted on the other groups of the same
             framework and hardware; a number K fits those plus the first K measured rows of the group itself.
+        margins: shares of device memory that a verdict leaves free. The first decides the figures and the rejected
+            best; measured rows ran or failed on all of the memory, so 0 compares like with like. The others only
+            add their confusion to ``feasibility_by_margin``.
 
     Returns:
         The document of ``tune validate``.
@@ -157,7 +157,7 @@ def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, 
     groups = group_rows(priced)
     coefficients = _coefficients(groups, calibrate, own)
     results = []
-    tallies = _Tallies()
+    tallies = _Tallies(tuple(margins))
     for number, group in enumerate(groups):
         results.append(_judge(group, score(group, coefficients[number]), tallies, own))
     overall = _overall(results, tallies) | {
@@ -231,7 +231,9 @@ def _first_rows(group: Group, count: int) -> list[Block]:
 class _Tallies:
     """Sums over all groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, margins: tuple[float, ...]) -> None:
+        self.margins = margins
+        self.fill: list[tuple[float, bool]] = []
         self.step_errors: list[float] = []
         self.memory_errors: dict[str, list[float]] = defaultdict(list)
         self.unjudged = 0
@@ -245,16 +247,15 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
     rows: list[Row] = [priced.row for priced in group.rows]
     measured = np.array([row.step_time_s() or np.nan for row in rows])
     timed = ~np.isnan(measured)
-    capacity = group.blocks[0].setting.hardware.memory_bytes / GIB * (1 - MARGIN)
-    fits = scored.device_gib <= capacity
+    capacity = group.blocks[0].setting.hardware.memory_bytes / GIB
+    fits = scored.device_gib <= capacity * (1 - tallies.margins[0])
     for i, row in enumerate(rows):
         oom = row.flag("oom")
         if not group.rows[i].judged:
             tallies.unjudged += oom is not None
-        elif oom is False:
-            tallies.ran.append(bool(fits[i]))
-        elif oom:
-            tallies.died.append(bool(fits[i]))
+        elif oom is not None:
+            (tallies.died if oom else tallies.ran).append(bool(fits[i]))
+            tallies.fill.append((float(scored.device_gib[i] / capacity), oom))
         peak = row.number("peak_mem_gib")
         if peak and row.table in MEMORY:
             tallies.memory_errors[row.table].append(100 * abs(scored.memory_gib[i] / peak - 1))
@@ -278,7 +279,7 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
         "global_batch_seqs": int(float(batch)) if batch else None,
         "rows": len(rows),
         "n": n,
-        "spearman": metrics.spearman(predicted, truth) if enough else None,
+        "spearman": _finite(metrics.spearman(predicted, truth)) if enough else None,
         "top1_regret_pct": metrics.regret_pct(predicted, truth, 1) if enough else None,
         "top3_regret_pct": metrics.regret_pct(predicted, truth, 3) if enough else None,
         "step_time_mape_pct": metrics.mean_error_pct(predicted, truth) if n else None,
@@ -297,6 +298,13 @@ def _overall(results: list[dict[str, Any]], tallies: _Tallies) -> dict[str, Any]
         "memory_mape_pct_by_table": {table: _mean(errors) for table, errors in tallies.memory_errors.items()},
         "false_feasible_pct": _share([fits for fits in tallies.died]),
         "false_infeasible_pct": _share([not fits for fits in tallies.ran]),
+        "feasibility_by_margin": {
+            f"{margin:g}": {
+                "false_feasible_pct": _share([fill <= 1 - margin for fill, oom in tallies.fill if oom]),
+                "false_infeasible_pct": _share([fill > 1 - margin for fill, oom in tallies.fill if not oom]),
+            }
+            for margin in tallies.margins
+        },
         "interval_coverage_pct": _share(tallies.covered),
         "median_interval_width_pct": metrics.median(tallies.widths),
         "best_rejected": sum(result["best_rejected"] for result in counted),
@@ -323,6 +331,10 @@ def _medians(counted: list[dict[str, Any]]) -> dict[str, Any]:
         "p90_top3_regret_pct": metrics.percentile(column("top3_regret_pct"), 90),
         "median_step_time_mape_pct": metrics.median(column("step_time_mape_pct")),
     }
+
+
+def _finite(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _mean(values: list[float]) -> float | None:

@@ -18,6 +18,14 @@ def add_parser(subparsers: Any) -> None:
         help="none: shipped priors; loo: fitted on the other groups of the same framework and hardware; "
         "K: those plus K rows of the group itself (default none)",
     )
+    parser.add_argument(
+        "--margins",
+        type=float,
+        nargs="+",
+        default=[0.0, 0.03, 0.1],
+        metavar="M",
+        help="shares of memory that a verdict leaves free; the first one decides the figures (default 0 0.03 0.1)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(run=run)
 
@@ -30,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from pruning.validate.run import validate
 
-    document = validate(args.tables, args.calibrate)
+    document = validate(args.tables, args.calibrate, args.margins)
     if args.json:
         print(json.dumps(document))
     else:
@@ -56,7 +64,7 @@ def _print(document: dict[str, Any]) -> None:
         )
     console.print(table)
     overall = dict(document["overall"])
-    for name in ("tables", "memory_mape_pct_by_table"):
+    for name in ("tables", "memory_mape_pct_by_table", "feasibility_by_margin"):
         for key, value in overall.pop(name).items():
             words = value if isinstance(value, dict) else {"memory_mape_pct": value}
             console.print(f"{key}: " + ", ".join(f"{k} {_number(v)}" for k, v in words.items()))
