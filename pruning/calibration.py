@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import NAMES
 from pruning.coefficients import prior
-from pruning.ledger.prices import price
+from pruning.ledger.prices import prepare
+from pruning.ledger.prices import Prepared
+from pruning.ledger.prices import price_prepared
 from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.pool import Pool
@@ -27,6 +30,15 @@ MEMORY_SIGMA = 0.04
 
 STEP = 1e-3
 """Step of the numeric derivative, in log units."""
+
+ROUNDS = 20
+"""Most Gauss-Newton steps."""
+
+HALVINGS = 5
+"""Times that a step is halved while it does not help."""
+
+PRIOR_TRIALS = 4.0
+"""Trials that the prior model error counts for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,50 +91,113 @@ def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequen
     useful = [o for o in observations if o.step_time_s or o.peak_reserved_bytes or o.oom]
     if not useful:
         return coefficients
-    pool = Pool.from_candidates([o.candidate for o in useful])
-    start = coefficients.log_values()
+    problem = _Problem.of(coefficients, setting, useful)
     precision = np.linalg.inv(coefficients.covariance())
-    sigma_model = coefficients.value("model_error")
-    step = np.array([o.step_time_s or np.nan for o in useful])
-    noise = np.array([_log_noise(o) for o in useful])
-    scale = price(pool, setting, coefficients).error_scale
-    weight_time = np.where(np.isnan(step), 0.0, 1.0 / ((sigma_model * scale) ** 2 + noise**2))
-    outside = 0.0 if setting.on_cpu else coefficients.value("fixed_bytes")
-    capacity = max(setting.hardware.memory_bytes - outside, 1.0)
-    peak = np.array([o.peak_reserved_bytes or np.nan for o in useful])
-    out = np.array([o.oom for o in useful])
-    log = start.copy()
-    jacobian, weights = np.zeros((1, len(log))), np.ones(1)
-    for _ in range(8):
-        time, memory = _predict(coefficients, log, pool, setting)
-        target = np.where(out, np.maximum(memory, np.log(capacity)), np.log(peak))
-        weight_memory = np.where(np.isnan(target) | (out & (memory >= np.log(capacity))), 0.0, 1 / MEMORY_SIGMA**2)
+    start = coefficients.log_values()
+    log, (residual, weights) = start.copy(), problem.residuals(start)
+    loss = _loss(residual, weights, log - start, precision)
+    jacobian = problem.jacobian(log)
+    for _ in range(ROUNDS):
+        left = precision + jacobian.T @ (weights[:, None] * jacobian)
+        right = jacobian.T @ (weights * residual) + precision @ (start - log)
+        move = np.clip(np.linalg.solve(left, right), -1.0, 1.0)
+        for _ in range(HALVINGS):
+            residual, weights = problem.residuals(log + move)
+            tried = _loss(residual, weights, log + move - start, precision)
+            if tried < loss:
+                break
+            move = move / 2
+        else:
+            residual, weights = problem.residuals(log)
+            break
+        gained, loss, log = loss - tried, tried, log + move
+        jacobian = problem.jacobian(log)
+        if gained < 1e-6 * (1 + loss):
+            break
+    covariance = np.linalg.inv(precision + jacobian.T @ (weights[:, None] * jacobian))
+    updated = coefficients.with_logs(log, (covariance + covariance.T) / 2)
+    timed = ~np.isnan(problem.time)
+    if timed.any():
+        prices = price_prepared(problem.prepared, updated)
+        left_over = ((problem.time - np.log(prices.step_time_s)) / prices.error_scale)[timed]
+        before = coefficients.value("model_error")
+        spread = np.sqrt((PRIOR_TRIALS * before**2 + float(left_over @ left_over)) / (PRIOR_TRIALS + timed.sum()))
+        updated = updated.with_value("model_error", float(np.clip(spread, 0.02, 1.0)))
+    return replace(updated, observations=coefficients.observations + len(useful))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Measured trials as residuals of the ledger's logarithms: step times first, then memory."""
+
+    coefficients: Coefficients
+    """What was believed before."""
+
+    prepared: Prepared
+    """The trials' candidates."""
+
+    time: np.ndarray
+    """Log of measured step times, NaN where there is none, shape (n,)."""
+
+    time_weight: np.ndarray
+    """One over their variances, 0 where there is none, shape (n,)."""
+
+    peak: np.ndarray
+    """Log of measured reserved memory, NaN where there is none, shape (n,)."""
+
+    out: np.ndarray
+    """Whether the trial ran out of memory, shape (n,)."""
+
+    capacity: float
+    """Log of the memory that the allocator can have."""
+
+    @classmethod
+    def of(cls, coefficients: Coefficients, setting: Setting, trials: Sequence[Observation]) -> _Problem:
+        """The problem of some measured trials."""
+        pool = Pool.from_candidates([trial.candidate for trial in trials])
+        prepared = prepare(pool, setting, find_account(setting.framework))
+        time = np.log([trial.step_time_s or np.nan for trial in trials])
+        noise = np.array([_log_noise(trial) for trial in trials])
+        scale = price_prepared(prepared, coefficients).error_scale
+        variance = (coefficients.value("model_error") * scale) ** 2 + noise**2
+        outside = 0.0 if setting.on_cpu else coefficients.value("fixed_bytes")
+        return cls(
+            coefficients,
+            prepared,
+            time,
+            np.where(np.isnan(time), 0.0, 1 / variance),
+            np.log([trial.peak_reserved_bytes or np.nan for trial in trials]),
+            np.array([trial.oom for trial in trials]),
+            float(np.log(max(setting.hardware.memory_bytes - outside, 1.0))),
+        )
+
+    def predict(self, log: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logs of predicted step time and reserved memory, shape (n,) each."""
+        prices = price_prepared(self.prepared, self.coefficients.with_logs(log, None))
+        return np.log(prices.step_time_s), np.log(prices.reserved_bytes)
+
+    def residuals(self, log: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Residuals and weights, shape (2n,) each; an out-of-memory trial pulls only where it was said to fit."""
+        time, memory = self.predict(log)
+        target = np.where(self.out, np.maximum(memory, self.capacity), self.peak)
+        silent = np.isnan(target) | (self.out & (memory >= self.capacity))
+        weight = np.where(silent, 0.0, 1 / MEMORY_SIGMA**2)
+        residual = np.nan_to_num(np.concatenate([self.time - time, target - memory]))
+        return residual, np.concatenate([self.time_weight, weight])
+
+    def jacobian(self, log: np.ndarray) -> np.ndarray:
+        """Derivative of the predicted logs by the coefficients' logs, shape (2n, k)."""
+        here = np.concatenate(self.predict(log))
         columns = []
         for k in range(len(log)):
             moved = log.copy()
             moved[k] += STEP
-            time_k, memory_k = _predict(coefficients, moved, pool, setting)
-            columns.append(np.concatenate([time_k - time, memory_k - memory]) / STEP)
-        jacobian = np.nan_to_num(np.array(columns).T)
-        weights = np.concatenate([weight_time, weight_memory])
-        residual = np.nan_to_num(np.concatenate([np.log(step) - time, target - memory]))
-        left = precision + jacobian.T @ (weights[:, None] * jacobian)
-        right = jacobian.T @ (weights * residual) + precision @ (start - log)
-        move = np.linalg.solve(left, right)
-        log = log + np.clip(move, -1.0, 1.0)
-        if np.abs(move).max() < 1e-4:
-            break
-    covariance = np.linalg.inv(precision + jacobian.T @ (weights[:, None] * jacobian))
-    covariance = (covariance + covariance.T) / 2
-    updated = coefficients.with_logs(log, covariance)
-    measured = weight_time > 0
-    if measured.sum():
-        prices = price(pool, setting, updated)
-        left_over = ((np.log(step) - np.log(prices.step_time_s)) / prices.error_scale)[measured]
-        dof = 4.0
-        error = np.sqrt((dof * sigma_model**2 + float(left_over @ left_over)) / (dof + measured.sum()))
-        updated = updated.with_value("model_error", float(np.clip(error, 0.02, 1.0)))
-    return replace(updated, observations=coefficients.observations + len(useful))
+            columns.append((np.concatenate(self.predict(moved)) - here) / STEP)
+        return np.array(columns).T
+
+
+def _loss(residual: np.ndarray, weights: np.ndarray, moved: np.ndarray, precision: np.ndarray) -> float:
+    return float((weights * residual) @ residual + moved @ precision @ moved)
 
 
 def _log_noise(observation: Observation) -> float:
@@ -130,13 +205,6 @@ def _log_noise(observation: Observation) -> float:
     if not interval or min(interval) <= 0:
         return 0.0
     return float(np.log(interval[1] / interval[0]) / (2 * 1.96))
-
-
-def _predict(
-    coefficients: Coefficients, log: np.ndarray, pool: Pool, setting: Setting
-) -> tuple[np.ndarray, np.ndarray]:
-    prices = price(pool, setting, coefficients.with_logs(log, None))
-    return np.log(prices.step_time_s), np.log(prices.reserved_bytes)
 
 
 def load_coefficients(text: str, setting: Setting) -> Coefficients:

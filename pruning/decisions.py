@@ -117,6 +117,34 @@ def offload_round_trip_s(size_bytes: float, pcie_bandwidth: float) -> float:
     return 2 * size_bytes / pcie_bandwidth
 
 
+@dataclass(frozen=True)
+class Offload:
+    """What keeping some blocks' activations in host memory gains and costs."""
+
+    gain_bytes: float
+    """Device memory that becomes free."""
+
+    cost_s: float
+    """Seconds per micro-batch that copies stay visible."""
+
+
+def offload(block_bytes: float, blocks: int, inflight: float, pcie_bandwidth: float, block_seconds: float) -> Offload:
+    """Offload the activations of ``blocks`` blocks: forward copies them out, backward back in.
+
+    The copies of one block hide behind the computation of one other, forward and backward; what is longer stays
+    visible. It pays only where memory is short and a block computes longer than its copies take.
+
+    Args:
+        block_bytes: activations of one block and micro-batch.
+        blocks: blocks whose activations leave.
+        inflight: micro-batches whose activations are held at once.
+        pcie_bandwidth: host link, one direction, bytes/s.
+        block_seconds: forward and backward time of one block and micro-batch.
+    """
+    visible = max(0.0, offload_round_trip_s(block_bytes, pcie_bandwidth) - block_seconds)
+    return Offload(block_bytes * blocks * inflight, blocks * visible)
+
+
 def step_seconds(params: float, tokens: float, devices: int, peak_flops: float, mfu: float) -> float:
     """Seconds per step from 6 FLOP per parameter and token: 6·N·tokens / (devices × C × MFU)."""
     return 6 * params * tokens / (devices * peak_flops * mfu)
