@@ -16,6 +16,7 @@ from search_space.pool import Pool
 from search_space.reason import Reason
 from search_space.rules import judge
 from search_space.rules import Judgement
+from search_space.rules import RISKS
 from search_space.rules import Rule
 from search_space.rules import RULES
 from search_space.setting import Setting
@@ -64,6 +65,11 @@ class Assessment:
                 Reason(code=MEMORY, required=needed / GIB, available=self.allowed_bytes / GIB, unit="GiB", text=text)
             )
         return reasons
+
+    def risks(self, i: int) -> list[Reason]:
+        """Known unreliable combinations of candidate ``i``; it stays legal, but belongs after its like."""
+        one = self.pool.take(np.array([i]))
+        return judge(one, self.setting, RISKS).reasons(one, self.setting, 0)
 
     def rejected(self) -> list[dict[str, Any]]:
         """Counts of refused candidates by their first reason, most frequent first, each with one example."""

@@ -85,7 +85,8 @@ def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequen
     sigma_model = coefficients.value("model_error")
     step = np.array([o.step_time_s or np.nan for o in useful])
     noise = np.array([_log_noise(o) for o in useful])
-    weight_time = np.where(np.isnan(step), 0.0, 1.0 / (sigma_model**2 + noise**2))
+    scale = price(pool, setting, coefficients).error_scale
+    weight_time = np.where(np.isnan(step), 0.0, 1.0 / ((sigma_model * scale) ** 2 + noise**2))
     outside = 0.0 if setting.on_cpu else coefficients.value("fixed_bytes")
     capacity = max(setting.hardware.memory_bytes - outside, 1.0)
     peak = np.array([o.peak_reserved_bytes or np.nan for o in useful])
@@ -116,8 +117,8 @@ def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequen
     updated = coefficients.with_logs(log, covariance)
     measured = weight_time > 0
     if measured.sum():
-        time, _ = _predict(updated, log, pool, setting)
-        left_over = (np.log(step) - time)[measured]
+        prices = price(pool, setting, updated)
+        left_over = ((np.log(step) - np.log(prices.step_time_s)) / prices.error_scale)[measured]
         dof = 4.0
         error = np.sqrt((dof * sigma_model**2 + float(left_over @ left_over)) / (dof + measured.sum()))
         updated = updated.with_value("model_error", float(np.clip(error, 0.02, 1.0)))

@@ -174,9 +174,9 @@ TABLE = (
     ),
     Coefficient(
         name="model_error",
-        value=0.08,
+        value=0.06,
         sigma=0.5,
-        cpu=(0.25, 0.5),
+        cpu=(0.15, 0.5),
         unit="log units",
         help="spread of step times that the model leaves unexplained",
     ),
@@ -198,7 +198,7 @@ TABLE = (
     ),
     Coefficient(
         name="fixed_bytes",
-        value=1.0 * 1024**3,
+        value=0.6 * 1024**3,
         sigma=0.4,
         cpu=(0.4 * 1024**3, 0.5),
         unit="bytes",

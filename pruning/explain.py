@@ -28,6 +28,7 @@ from pruning.ledger.pipeline import flow_of
 from pruning.ledger.schedule import bubble_over_useful
 from pruning.ledger.schedule import bubble_share_of_total
 from pruning.ledger.step_time import traffic_of
+from pruning.limits import max_expert_imbalance
 from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import Candidate
 from search_space.flop import flop_per_token
@@ -158,7 +159,13 @@ def explain(
         "nominal_peak": setting.hardware.peak(setting.precision),
     }
     reasons = [reason.to_json() for reason in assessment.reasons(0)]
-    entry["verdict"] = {"feasible": bool(assessment.feasible[0]), "reasons": reasons}
+    risks = [risk.to_json() for risk in assessment.risks(0)]
+    entry["verdict"] = {"feasible": bool(assessment.feasible[0]), "reasons": reasons, "risks": risks}
+    if setting.shape.is_moe:
+        entry["expert_imbalance"] = {
+            "assumed": account.expert_imbalance,
+            "feasible_up_to": max_expert_imbalance(candidate, setting),
+        }
     entry["to_become_feasible"] = _changes(candidate, assessment)
     entry["decisions"] = decision_steps(candidate, layout, setting)
     entry["placement"] = placement(candidate, setting)

@@ -38,6 +38,19 @@ def split_by_cost(layers: int, stages: int, head: float) -> tuple[int, ...]:
     return (*(base + (stage < spare) for stage in range(stages - 1)), last)
 
 
+def check_split(layers: int, split: tuple[int, ...]) -> None:
+    """Refuse a split that loses, repeats or leaves out layers.
+
+    Raises:
+        UserError: the stages do not add up to the model, or one is empty or negative.
+    """
+    if sum(split) != layers or min(split, default=0) < 1:
+        raise UserError(
+            f"stages of {', '.join(map(str, split))} layers hold {sum(split)}, the model has {layers}; "
+            f"use {', '.join(map(str, split_layers(layers, len(split))))}"
+        )
+
+
 def stage_ranks(schedule: str, pipeline_parallel: int, virtual_stages: int) -> tuple[int, ...]:
     """Pipeline rank that holds each stage.
 

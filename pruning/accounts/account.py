@@ -38,11 +38,17 @@ class Account:
     sequence_parallel: bool = True
     """Whether norms and residuals are split over the tensor-parallel ranks by tokens."""
 
+    expert_imbalance: float = 1.5
+    """Tokens of the fullest expert-parallel rank over the mean, early in a dropless run (DeepEP#99)."""
+
     attention: str = "fused"
     """``fused`` (flash or flex), ``fused_softmax`` or ``unfused`` (both keep score matrices)."""
 
     attention_speed: float = 1.0
     """Speed of the fused attention kernel over that of its second generation."""
+
+    product_speed: float = 1.0
+    """Speed of matrix products over that of the stated precision (4-bit formats)."""
 
     fused_norm: bool = True
     """Whether norms keep their input only, not fp32 internals."""
@@ -92,6 +98,9 @@ class Account:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
+FOREACH_STEP_BYTES = 4.0
+"""Temporary of a foreach Adam step, bytes per stored parameter: half of its two moments (verl#5364); fused has none."""
+
 TORCHTITAN = Account(
     name="torchtitan",
     version="0.3.0",
@@ -123,8 +132,8 @@ NANOTRON = Account(
     gathers_inputs=False,
     selective_by_operator=False,
     logit_bytes=6.0,
-    parallel_extra=4.5,
-    gathered_extra=1.7,
+    parallel_extra=4.9,
+    gathered_extra=0.5,
     balances_head=True,
     overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",
@@ -136,7 +145,7 @@ FSDP1 = Account(
     source="FullyShardedDataParallel of torch 2.0-2.1 as llm-foundry uses it: fp32 shards, bf16 compute and reduce",
     reduce_bytes=2.0,
     selective_by_operator=False,
-    logit_bytes=10.0,
+    logit_bytes=4.0,
 )
 ACCOUNTS = {
     "torchtitan": TORCHTITAN,

@@ -59,7 +59,8 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     if kind == "full":
         return [boundary]
     moe, dense = shape.moe_share, 1 - shape.moe_share
-    routed = moe * shape.experts_active * shape.expert_ffn
+    active = moe * shape.experts_active * account.expert_imbalance
+    routed = active * shape.expert_ffn
     shared = moe * shape.shared_experts * shape.expert_ffn
     width = dense * shape.ffn + routed + shared
     up = 2.0 if shape.gated_mlp else 1.0
@@ -68,7 +69,7 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         scores = [] if kind == "selective" else [Kept("score matrices", -1.0, "heads")]
     if account.attention == "fused_softmax":
         scores = [] if kind == "selective" else [Kept("score matrices", -2.0, "heads")]
-    sent = [Kept("dispatched tokens", 2 * moe * shape.experts_active * hidden, "heads")] if moe else []
+    sent = [Kept("dispatched tokens", 2 * active * hidden, "heads")] if moe else []
     if kind == "selective" and account.selective_by_operator:
         tensors = [
             boundary,

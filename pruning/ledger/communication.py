@@ -9,6 +9,7 @@ import numpy as np
 from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.ledger.layout import Layout
+from pruning.ledger.parameters import expert_share
 from pruning.ledger.parameters import local_parameters
 
 
@@ -165,22 +166,31 @@ def data_traffic(layout: Layout, account: Account, coefficients: Coefficients) -
     reshard = layout.pool["reshard_after_forward"]
     keeps = np.where(reshard == 0, pipelined, reshard == 2)
     passes = np.where(keeps, np.where(pipelined, 1.0, m), 2.0 * m)
-    groups = np.maximum(1.0, setting.shape.layers / layout.pp / layout.flag("fsdp_bucket")) + 2
-    group = group_of(layout.shard, stride, setting.fast_domain)
-    gather = passes * 2.0 * local
-    seconds = collective_seconds(gather, passes * groups, group, layout, coefficients)
-    network = group.size > group.inside
-    out = [Traffic("data", "all_gather", gather, passes * groups, seconds, network, True, group.size)]
     syncs = np.where(pipelined | (layout.flag("accumulate_without_sync") > 0), 1.0, m)
-    reduce = syncs * account.reduce_bytes * local
-    seconds = collective_seconds(reduce, syncs * groups, group, layout, coefficients)
-    out.append(Traffic("data", "reduce_scatter", reduce, syncs * groups, seconds, network, True, group.size))
+    groups = np.maximum(1.0, setting.shape.layers / layout.pp / layout.flag("fsdp_bucket")) + 2
+    shares = [("data", local, group_of(layout.shard, stride, setting.fast_domain), groups)]
+    if setting.shape.is_moe:
+        # Experts have a mesh of their own: the ranks that are left over by expert parallelism.
+        experts = expert_share(layout) * setting.shape.layers / layout.pp
+        left = np.maximum(1.0, np.floor(layout.shard * layout.tp / layout.ep))
+        own = group_of(np.where(layout.ep > 1, left, layout.shard), np.maximum(stride, layout.ep), setting.fast_domain)
+        shares[0] = ("data", local - experts, shares[0][2], groups)
+        shares.append(("expert_data", experts, own, groups))
+    out = []
+    for dimension, parameters, group, pieces in shares:
+        network = group.size > group.inside
+        gather, reduce = passes * 2.0 * parameters, syncs * account.reduce_bytes * parameters
+        for primitive, payload, messages in (
+            ("all_gather", gather, passes * pieces),
+            ("reduce_scatter", reduce, syncs * pieces),
+        ):
+            seconds = collective_seconds(payload, messages, group, layout, coefficients)
+            out.append(Traffic(dimension, primitive, payload, messages, seconds, network, True, group.size))
     copies = group_of(layout.replicate, layout.tp * layout.shard, setting.fast_domain)
     both = np.where(layout.replicate > 1, 2 * syncs * account.reduce_bytes * local / layout.shard, 0.0)
     seconds = collective_seconds(both, syncs * groups, copies, layout, coefficients)
-    out.append(
-        Traffic("data", "all_reduce", both, syncs * groups, seconds, copies.size > copies.inside, True, copies.size)
-    )
+    network = copies.size > copies.inside
+    out.append(Traffic("data", "all_reduce", both, syncs * groups, seconds, network, True, copies.size))
     return out
 
 

@@ -143,21 +143,49 @@ class Ranks:
     """Blocks of each stage by number of stages."""
 
 
+DENSE = 1 << 26
+"""Largest range of combination codes that a table of marks is kept for; beyond it codes are sorted."""
+
+
 def distinct(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the first row of every distinct combination, and each row's combination.
+    """Positions of one row of every distinct combination, and each row's combination.
+
+    Combinations are numbered by mixed radix; a table of marks finds those that occur, in time linear in rows.
 
     Returns:
         ``(positions, inverse)``: arrays of shape (k,) and (n,).
     """
-    code = np.zeros(len(columns[0]), dtype=np.int64)
+    n = len(columns[0])
+    code, span = np.zeros(n, dtype=np.int64), 1
     for column in columns:
-        values = column.astype(np.int64)
-        span = int(values.max(initial=0)) + 1
-        code = code * span + values
-        if code.max(initial=0) > 1 << 22:
-            code = np.unique(code, return_inverse=True)[1]
-    positions, inverse = np.unique(code, return_index=True, return_inverse=True)[1:]
-    return positions, inverse
+        numbers, count = _numbered(column)
+        if count == 1:
+            continue
+        if span * count > DENSE:
+            code, span = _numbered(code)
+        code, span = code * count + numbers, span * count
+    if span > DENSE:
+        positions, inverse = np.unique(code, return_index=True, return_inverse=True)[1:]
+        return positions, inverse
+    positions_by_code = np.full(span, -1, dtype=np.int64)
+    positions_by_code[code] = np.arange(n)
+    occurs = positions_by_code >= 0
+    return positions_by_code[occurs], (np.cumsum(occurs) - 1)[code]
+
+
+def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:
+    """Each value's number among the column's distinct values, and how many there are."""
+    scaled = np.round(column * 4096) if column.dtype.kind == "f" else column
+    values = scaled.astype(np.int64)
+    low = int(values.min(initial=0))
+    span = int(values.max(initial=0)) - low + 1
+    if span > DENSE:
+        unique, inverse = np.unique(values, return_inverse=True)
+        return inverse, max(1, len(unique))
+    occurs = np.zeros(span, dtype=bool)
+    occurs[values - low] = True
+    numbers = np.cumsum(occurs) - 1
+    return numbers[values - low], int(numbers[-1]) + 1 if len(numbers) else 1
 
 
 def head_in_blocks(shape: ModelShape, seq_len: int) -> float:

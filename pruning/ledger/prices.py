@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,16 +12,24 @@ from pruning.accounts.account import Account
 from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
+from pruning.ledger.layout import distinct
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import layout_of
 from pruning.ledger.layout import Links
 from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import ranks_of
-from pruning.ledger.layout import total
-from pruning.ledger.memory import memory_of
+from pruning.ledger.memory import Memory
+from pruning.ledger.memory import peak_memory
+from pruning.ledger.memory import rank_parts
+from pruning.ledger.memory import RankParts
 from pruning.ledger.pipeline import Flow
 from pruning.ledger.pipeline import flow_of
-from pruning.ledger.step_time import step_parts
+from pruning.ledger.step_time import combine
+from pruning.ledger.step_time import Compute
+from pruning.ledger.step_time import compute_time
+from pruning.ledger.step_time import data_time
+from pruning.ledger.step_time import DataTime
+from pruning.ledger.step_time import StepTime
 from search_space.pool import Pool
 from search_space.setting import Setting
 
@@ -34,6 +44,9 @@ PARTS = (
     "straggler",
 )
 """The seven losses, in the order they are shown."""
+
+OTHER_SPREAD = 2.0
+"""Relative spread of host, link and waiting time over that of kernel time."""
 
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
@@ -79,8 +92,17 @@ class Prices:
     log_sigma: np.ndarray
     """Standard deviation of the logarithm of the step time."""
 
+    error_scale: np.ndarray
+    """Factor on ``model_error`` that went into it."""
+
     def __len__(self) -> int:
         return len(self.step_time_s)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        arrays = [getattr(self, name) for name in self.__dataclass_fields__ if name != "parts_s"]
+        return sum(array.nbytes for array in (*arrays, *self.parts_s.values()))
 
     @property
     def mfu_pct(self) -> np.ndarray:
@@ -108,52 +130,155 @@ def price(
     return price_prepared(prepared, coefficients or prior(setting))
 
 
+COMPUTE_KNOBS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "schedule",
+    "virtual_stages",
+    "context_parallel",
+    "expert_parallel",
+    "data_parallel_replicate",
+    "data_parallel_shard",
+    "micro_batch",
+    "activation_checkpoint",
+    "memory_budget",
+    "first_n",
+    "compile",
+    "async_tp",
+    "float8",
+    "zero_stage",
+)
+"""Knobs that compute, activations and pipeline depend on."""
+
+DATA_KNOBS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "data_parallel_replicate",
+    "data_parallel_shard",
+    "micro_batch",
+    "reshard_after_forward",
+    "fsdp_bucket",
+    "accumulate_without_sync",
+    "zero_stage",
+)
+"""Knobs that data-parallel communication depends on."""
+
+
+MEMORY_KNOBS = (
+    *DATA_KNOBS,
+    "virtual_stages",
+    "forward_prefetch",
+    "loss_chunks",
+)
+"""Knobs that sharding habits and the loss depend on."""
+
+MANY = 1 << 17
+"""Candidates from which pricing runs on two threads."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What of a pool's prices does not depend on coefficients."""
 
-    size: int
-    """Candidates."""
+    pool: Pool
+    """The candidates."""
 
-    width: int
-    """Most pipeline ranks of any."""
+    setting: Setting
+    """What is fixed for all of them."""
 
     account: Account
     """The framework's habits."""
 
-    pieces: list[tuple[np.ndarray, Layout, Ranks, Flow]]
-    """Positions of the candidates priced together, with their degrees, ranks and pipeline."""
+    compute: list[tuple[Layout, Ranks, Flow]]
+    """Distinct combinations of :data:`COMPUTE_KNOBS`, in pieces of equal pipeline ranks when there are many."""
+
+    compute_of: list[np.ndarray]
+    """Positions in the pool of the candidates of each piece."""
+
+    row_of: list[np.ndarray]
+    """For each of those candidates its row in the piece."""
+
+    data: Layout
+    """Distinct combinations of :data:`DATA_KNOBS`."""
+
+    data_of: np.ndarray
+    """Each candidate's row of ``data``."""
+
+    width: int
+    """Most pipeline ranks of any candidate."""
 
 
 def prepare(pool: Pool, setting: Setting, account: Account, links: Links | None = None) -> Prepared:
-    """Degrees, ranks and simulated pipelines of a pool, in pieces that fit the cache.
+    """Degrees, ranks and simulated pipelines of a pool, one row for each distinct combination of knobs that matter.
 
     Candidates with as many pipeline ranks go together, so that arrays by rank are no wider than needed.
     """
     n, pp = len(pool), pool["pipeline_parallel"]
     width = int(pp.max(initial=1))
-    if n * width <= CHUNK:
-        parts = [np.arange(n)]
-    else:
-        parts = []
-        for size in np.unique(pp):
-            mine, rows = np.flatnonzero(pp == size), max(256, CHUNK // int(size))
-            parts += [mine[start : start + rows] for start in range(0, len(mine), rows)]
-    pieces = []
-    for index in parts:
-        own = None if links is None else (links[0][index], links[1][index])
-        layout = layout_of(pool.take(index), setting, own)
+    few = n * width <= CHUNK or links is not None
+    groups = [np.arange(n)] if few else [np.flatnonzero(pp == size) for size in np.unique(pp)]
+    pieces, rows = [], []
+    for index in groups:
+        mine = pool if few else pool.take(index)
+        if links is None:
+            positions, inverse = distinct(*(mine[knob] for knob in COMPUTE_KNOBS))
+        else:
+            positions = inverse = np.arange(n)
+        layout = layout_of(mine.take(positions), setting, links)
         ranks = ranks_of(layout, account.balances_head)
-        pieces.append((index, layout, ranks, flow_of(layout, ranks)))
-    return Prepared(n, width, account, pieces)
+        pieces.append((layout, ranks, flow_of(layout, ranks)))
+        rows.append(inverse)
+    if links is None:
+        positions, data_of = distinct(*(pool[knob] for knob in DATA_KNOBS))
+        data = layout_of(pool.take(positions), setting)
+    else:
+        data, data_of = pieces[0][0], np.arange(n)
+    return Prepared(pool, setting, account, pieces, groups, rows, data, data_of, width)
 
 
 def price_prepared(prepared: Prepared, coefficients: Coefficients) -> Prices:
     """Prices of a prepared pool under some coefficients."""
-    out = _empty(prepared.size, prepared.width)
-    for index, layout, ranks, flow in prepared.pieces:
-        _fill(out, index, _price_piece(layout, ranks, flow, prepared.account, coefficients))
+    account = prepared.account
+    out = _empty(len(prepared.pool), prepared.width)
+    data = data_time(prepared.data, account, coefficients)
+    for (layout, ranks, flow), index, row in zip(prepared.compute, prepared.compute_of, prepared.row_of):
+        compute = compute_time(layout, flow, account, coefficients)
+        parts = rank_parts(layout, ranks, flow, account, coefficients)
+        size = max(256, CHUNK // max(1, ranks.layers.shape[1]))
+        jobs = [
+            partial(
+                _finish, out, prepared, compute, parts, data, coefficients, index[at : at + size], row[at : at + size]
+            )
+            for at in range(0, len(index), size)
+        ]
+        if len(index) < MANY:
+            for job in jobs:
+                job()
+        else:
+            # Array arithmetic runs without the interpreter's lock, so two threads keep two cores busy.
+            with ThreadPoolExecutor(max_workers=2) as threads:
+                for done in [threads.submit(job) for job in jobs]:
+                    done.result()
     return out
+
+
+def _finish(
+    out: Prices,
+    prepared: Prepared,
+    compute: Compute,
+    parts: RankParts,
+    data: DataTime,
+    coefficients: Coefficients,
+    index: np.ndarray,
+    row: np.ndarray,
+) -> None:
+    """Price the candidates at ``index``, whose compute and memory parts are in rows ``row``."""
+    own = layout_of(Pool({name: prepared.pool[name][index] for name in MEMORY_KNOBS}), prepared.setting)
+    time = combine(compute.take(row), data.take(prepared.data_of[index]), coefficients)
+    memory = peak_memory(parts.take(row), own, prepared.account, coefficients)
+    _fill(out, index, _priced(own, time, memory, coefficients))
 
 
 def _empty(n: int, width: int) -> Prices:
@@ -174,39 +299,40 @@ def _fill(out: Prices, index: np.ndarray, chunk: Prices) -> None:
             getattr(out, name)[index] = getattr(chunk, name)
 
 
-def _price_piece(
-    layout: Layout, ranks: Ranks, flow: Flow, account: Account, coefficients: Coefficients
-) -> Prices:
-    memory = memory_of(layout, ranks, flow, account, coefficients)
+def error_scale(time: StepTime) -> np.ndarray:
+    """How much less a step is predictable than one of kernels only, a factor on ``model_error``, shape (n,).
+
+    Kernel time repeats well; what hosts, links and waiting take spreads :data:`OTHER_SPREAD` times as much.
+    """
+    parts = time.parts
+    other = parts["exposed_communication"] + parts["cpu_launch"] + parts["straggler"] + parts["data_wait"]
+    share = np.clip(other / time.total, 0.0, 1.0)
+    return np.asarray(np.sqrt((1 - share) ** 2 + (OTHER_SPREAD * share) ** 2))
+
+
+def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coefficients) -> Prices:
     by_rank = memory.device
     worst = by_rank.max(axis=1, initial=0.0)
     reserved = memory.reserved.max(axis=1, initial=0.0)
-    activations = memory.activations
-    outside = np.maximum(worst, 1.0)
-    memory_sigma = (
-        np.sqrt(
-            (coefficients.sigma("activation_factor") * activations) ** 2
-            + (coefficients.sigma("fixed_bytes") * coefficients.value("fixed_bytes")) ** 2
-            + (coefficients.sigma("reserved_factor") * reserved) ** 2
-        )
-        / outside
+    spread = (
+        (coefficients.sigma("activation_factor") * memory.activations) ** 2
+        + (coefficients.sigma("fixed_bytes") * coefficients.value("fixed_bytes")) ** 2
+        + (coefficients.sigma("reserved_factor") * reserved) ** 2
     )
-    time = step_parts(layout, ranks, flow, account, coefficients)
-    ideal = np.full(len(layout), layout.setting.ideal_s)
-    step = ideal + total(time.parts.values())
-    sigma = np.sqrt(time.variance + coefficients.value("model_error") ** 2)
-    spread = np.exp(Z90 * sigma)
-    memory_spread = np.exp(Z90 * memory_sigma)
+    memory_spread = np.exp(Z90 * np.sqrt(spread) / np.maximum(worst, 1.0))
+    sigma = np.sqrt(time.variance + (coefficients.value("model_error") * error_scale(time)) ** 2)
+    step_spread = np.exp(Z90 * sigma)
     return Prices(
-        ideal_s=ideal,
+        ideal_s=np.full(len(layout), layout.setting.ideal_s),
         parts_s=time.parts,
-        step_time_s=step,
-        step_time_low_s=step / spread,
-        step_time_high_s=step * spread,
+        step_time_s=time.total,
+        step_time_low_s=time.total / step_spread,
+        step_time_high_s=time.total * step_spread,
         memory_bytes=worst,
         reserved_bytes=reserved,
         memory_low_bytes=worst / memory_spread,
         memory_high_bytes=worst * memory_spread,
-        memory_by_rank_bytes=np.where(ranks.exists, by_rank, np.nan),
+        memory_by_rank_bytes=np.where(by_rank > 0, by_rank, np.nan),
         log_sigma=sigma,
+        error_scale=error_scale(time),
     )

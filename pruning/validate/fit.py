@@ -18,6 +18,7 @@ from pruning.ledger.prices import prepare
 from pruning.ledger.prices import Prepared
 from pruning.ledger.prices import price_prepared
 from pruning.ledger.prices import Prices
+from pruning.ledger.prices import Z90
 from search_space.pool import Pool
 from search_space.setting import Setting
 
@@ -63,7 +64,6 @@ class Block:
     rank: int | None
     """Pipeline rank that the memory was read on (-1: the last one); None: the worst."""
 
-
     @cached_property
     def prepared(self) -> Prepared:
         """What of the rows' prices does not depend on coefficients."""
@@ -99,33 +99,40 @@ class Fit:
     information: list[np.ndarray]
     """Each block's information, shape (k, k)."""
 
-    squares: list[float]
-    """Each block's sum of squared log step-time residuals."""
-
-    counts: list[int]
-    """Each block's measured step times."""
+    errors: list[np.ndarray]
+    """Each block's log step-time residuals over their scale, absolute."""
 
     def without(self, blocks: Sequence[int]) -> Coefficients:
         """Coefficients as if the blocks had not been measured: one Newton step away from the common fit."""
         precision, pull = self.precision.copy(), np.zeros(len(self.log))
-        squares, count = sum(self.squares), sum(self.counts)
+        left = [errors for i, errors in enumerate(self.errors) if i not in set(blocks)]
         for i in blocks:
             precision -= self.information[i]
             pull += self.pull[i]
-            squares -= self.squares[i]
-            count -= self.counts[i]
         log = self.log - np.linalg.solve(precision, pull)
         covariance = np.linalg.inv(precision)
-        error = self.start.value("model_error")
-        spread = np.sqrt((4 * error**2 + max(squares, 0.0)) / (4 + max(count, 0)))
         moved = self.start.with_logs(log, (covariance + covariance.T) / 2)
-        return moved.with_value("model_error", float(np.clip(spread, 0.03, 1.0)))
+        return moved.with_value("model_error", spread_of(np.concatenate(left or [np.zeros(0)]), self.start))
+
+
+def spread_of(errors: np.ndarray, start: Coefficients) -> float:
+    """The model error at which 85% of absolute scaled residuals lie within a 90% interval: the tails.
+
+    Few residuals are filled up with the prior's own: four pseudo-observations at its 90% point.
+    """
+    prior_error = start.value("model_error")
+    filled = np.concatenate([errors, np.full(4, prior_error * Z90)])
+    return float(np.clip(np.quantile(filled, 0.85) / Z90, 0.02, 1.0))
 
 
 def predict(block: Block, coefficients: Coefficients) -> tuple[np.ndarray, np.ndarray, Prices]:
     """Logs of predicted step time and memory of a block's rows, and all prices."""
     prices = price_prepared(block.prepared, coefficients)
-    return np.log(prices.step_time_s), np.log(np.maximum(memory_like_measured(block, prices, coefficients), 1.0)), prices
+    return (
+        np.log(prices.step_time_s),
+        np.log(np.maximum(memory_like_measured(block, prices, coefficients), 1.0)),
+        prices,
+    )
 
 
 def memory_like_measured(block: Block, prices: Prices, coefficients: Coefficients) -> np.ndarray:
@@ -174,14 +181,16 @@ def fit(start: Coefficients, blocks: Sequence[Block], rounds: int = 25) -> Fit:
                 break
     information = [line.jacobian.T @ (line.weight[:, None] * line.jacobian) for line in lines]
     pull = [line.jacobian.T @ (line.weight * line.residual) for line in lines]
-    limit = (3 * TIME_SIGMA) ** 2
-    squares = [float(np.minimum(line.residual[line.timed] ** 2, limit).sum()) for line in lines]
-    counts = [int(line.timed.sum()) for line in lines]
+    errors = [np.abs(line.residual[line.timed]) / line.scale for line in lines]
     precision = prior_precision + sum(information, np.zeros_like(prior_precision))
-    return Fit(start, log, precision, pull, information, squares, counts)
+    return Fit(start, log, precision, pull, information, errors)
 
 
-HOSTS = ({}, {"launch_s": 6.0}, {"launch_s": 6.0, "pipeline_host": 2.0, "host_growth": 5.0, "network_host": 2.5})
+HOSTS: tuple[dict[str, float], ...] = (
+    {},
+    {"launch_s": 6.0},
+    {"launch_s": 6.0, "pipeline_host": 2.0, "host_growth": 5.0, "network_host": 2.5},
+)
 """Factors on the priors that a fit may start from: host time has no slope where devices are the slower side."""
 
 
@@ -213,6 +222,9 @@ class _Line:
     timed: np.ndarray
     """Mask of the step times, shape (r,)."""
 
+    scale: np.ndarray
+    """Error scale of the step times, shape (timed rows,)."""
+
     jacobian: np.ndarray
     """Derivative of the predicted logs by the logs of the coefficients, shape (r, k); empty when not asked."""
 
@@ -232,12 +244,13 @@ def _loss(lines: Sequence[_Line], moved: np.ndarray, prior_precision: np.ndarray
 
 
 def _residuals(coefficients: Coefficients, block: Block) -> _Line:
-    time, memory, _ = predict(block, coefficients)
+    time, memory, prices = predict(block, coefficients)
     residual = np.concatenate([block.time - time, block.memory - memory])
     keep = ~np.isnan(residual)
     sigma = np.repeat([TIME_SIGMA, MEMORY_SIGMA], len(time))
     timed = np.repeat([True, False], len(time))
-    return _Line(residual[keep], sigma[keep], timed[keep], np.zeros((int(keep.sum()), 0)))
+    scale = prices.error_scale[~np.isnan(block.time)]
+    return _Line(residual[keep], sigma[keep], timed[keep], scale, np.zeros((int(keep.sum()), 0)))
 
 
 def _linearise(start: Coefficients, log: np.ndarray, block: Block, frozen: int) -> _Line:

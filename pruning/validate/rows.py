@@ -48,6 +48,11 @@ class Row:
         """Whether a pipelined row was measured before its framework's pipeline fix (nanotron)."""
         return "after_pp_fix=False" in self["notes"] and (self.whole("pp", 1) or 1) > 1
 
+    @property
+    def ranks(self) -> bool:
+        """Whether the row is meant for ranking: tables that tag code experiments and noise tag the others."""
+        return "class=" not in self["notes"] or "class=layout-or-kernel" in self["notes"]
+
     def step_time_s(self) -> float | None:
         """Measured seconds per step, from the step time or the tokens per second; None when neither is there."""
         step = self.number("step_time_s")
@@ -72,6 +77,8 @@ def read_table(path: str | Path) -> list[Row]:
             rows = [Row(file.stem, {k: v or "" for k, v in cells.items() if k}) for cells in csv.DictReader(stream)]
     except OSError as error:
         raise UserError(f"table {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"table {path}: is no text file") from None
     needed = ("row_id", "framework", "hardware", "gpus", "model", "seq_len", "tp", "pp", "micro_batch", "step_time_s")
     missing = [name for name in needed if rows and name not in rows[0].cells]
     if missing or not rows:

@@ -23,6 +23,7 @@ from pruning.validate.rows import read_table
 from pruning.validate.rows import Row
 from pruning.validate.translate import CannotPrice
 from pruning.validate.translate import Priced
+from pruning.validate.translate import Refused
 from pruning.validate.translate import translate
 from search_space.errors import UserError
 from search_space.hardware import GIB
@@ -56,6 +57,9 @@ MEMORY = {
     "torchao_float8": Memory(),
 }
 """Tables whose memory is usable, by what it means; nvidia-smi integers and unknown bases are left out."""
+
+RELATIVE_TIMES = ("megatron_lm_ci_golden",)
+"""Tables whose times compare only with each other (shared test machines): ranked, but not in absolute errors."""
 
 
 @dataclass
@@ -141,10 +145,13 @@ def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, 
     own = _own_rows(calibrate)
     priced: list[Priced] = []
     unpriced: list[dict[str, str]] = []
+    refused: list[dict[str, str]] = []
     for path in paths:
         for row in read_table(path):
             try:
                 priced.append(translate(row))
+            except Refused as reason:
+                refused.append({"row_id": f"{row.table}:{row.row_id}", "why": str(reason)})
             except CannotPrice as reason:
                 unpriced.append({"row_id": f"{row.table}:{row.row_id}", "why": str(reason)})
     groups = group_rows(priced)
@@ -153,8 +160,13 @@ def validate(paths: Sequence[str | Path], calibrate: str = "none") -> dict[str, 
     tallies = _Tallies()
     for number, group in enumerate(groups):
         results.append(_judge(group, score(group, coefficients[number]), tallies, own))
-    overall = _overall(results, tallies, len(priced), len(unpriced))
-    return {"calibrate": calibrate, "groups": results, "overall": overall, "unpriced": unpriced}
+    overall = _overall(results, tallies) | {
+        "priced_rows": len(priced),
+        "unpriced_rows": len(unpriced),
+        "refused_rows": len(refused),
+    }
+    document = {"calibrate": calibrate, "groups": results, "overall": overall}
+    return document | {"unpriced": unpriced, "refused": refused}
 
 
 def _own_rows(calibrate: str) -> int:
@@ -221,7 +233,8 @@ class _Tallies:
 
     def __init__(self) -> None:
         self.step_errors: list[float] = []
-        self.memory_errors: list[float] = []
+        self.memory_errors: dict[str, list[float]] = defaultdict(list)
+        self.unjudged = 0
         self.covered: list[bool] = []
         self.widths: list[float] = []
         self.ran: list[bool] = []
@@ -236,19 +249,24 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
     fits = scored.device_gib <= capacity
     for i, row in enumerate(rows):
         oom = row.flag("oom")
-        if oom is False:
+        if not group.rows[i].judged:
+            tallies.unjudged += oom is not None
+        elif oom is False:
             tallies.ran.append(bool(fits[i]))
         elif oom:
             tallies.died.append(bool(fits[i]))
         peak = row.number("peak_mem_gib")
         if peak and row.table in MEMORY:
-            tallies.memory_errors.append(100 * abs(scored.memory_gib[i] / peak - 1))
+            tallies.memory_errors[row.table].append(100 * abs(scored.memory_gib[i] / peak - 1))
+    if rows[0].table not in RELATIVE_TIMES:
+        predicted, truth = scored.step_s[timed], measured[timed]
+        tallies.step_errors += list(100 * np.abs(predicted / truth - 1))
+        tallies.covered += list((scored.low_s[timed] <= truth) & (truth <= scored.high_s[timed]))
+        tallies.widths += list(50 * (scored.high_s[timed] - scored.low_s[timed]) / predicted)
+    timed = timed & np.array([row.ranks for row in rows])
     predicted, truth = scored.step_s[timed], measured[timed]
     n = int(timed.sum())
     enough = n >= 2
-    tallies.step_errors += list(100 * np.abs(predicted / truth - 1))
-    tallies.covered += list((scored.low_s[timed] <= truth) & (truth <= scored.high_s[timed]))
-    tallies.widths += list(50 * (scored.high_s[timed] - scored.low_s[timed]) / predicted)
     best = int(np.nanargmin(np.where(timed, measured, np.inf))) if n else None
     table, model, hardware, gpus, seq_len, batch = group.key
     return {
@@ -264,28 +282,28 @@ def _judge(group: Group, scored: Scored, tallies: _Tallies, own: int) -> dict[st
         "top1_regret_pct": metrics.regret_pct(predicted, truth, 1) if enough else None,
         "top3_regret_pct": metrics.regret_pct(predicted, truth, 3) if enough else None,
         "step_time_mape_pct": metrics.mean_error_pct(predicted, truth) if n else None,
-        "best_rejected": bool(best is not None and not fits[best]),
+        "best_rejected": bool(best is not None and group.rows[best].judged and not fits[best]),
     }
 
 
-def _overall(
-    results: list[dict[str, Any]], tallies: _Tallies, priced: int, unpriced: int
-) -> dict[str, Any]:
+def _overall(results: list[dict[str, Any]], tallies: _Tallies) -> dict[str, Any]:
     counted = [result for result in results if result["n"] >= COUNTS]
+    memory = [error for errors in tallies.memory_errors.values() for error in errors]
     overall: dict[str, Any] = {"groups": len(counted)} | _medians(counted)
     overall |= {
         "step_time_mape_pct": _mean(tallies.step_errors),
-        "memory_mape_pct": _mean(tallies.memory_errors),
-        "memory_max_pct": max(tallies.memory_errors, default=None),
+        "memory_mape_pct": _mean(memory),
+        "memory_max_pct": max(memory, default=None),
+        "memory_mape_pct_by_table": {table: _mean(errors) for table, errors in tallies.memory_errors.items()},
         "false_feasible_pct": _share([fits for fits in tallies.died]),
         "false_infeasible_pct": _share([not fits for fits in tallies.ran]),
         "interval_coverage_pct": _share(tallies.covered),
         "median_interval_width_pct": metrics.median(tallies.widths),
-        "best_rejected": sum(result["best_rejected"] for result in results),
+        "best_rejected": sum(result["best_rejected"] for result in counted),
+        "best_rejected_small_groups": sum(result["best_rejected"] for result in results if result["n"] < COUNTS),
         "ran_rows": len(tallies.ran),
         "oom_rows": len(tallies.died),
-        "priced_rows": priced,
-        "unpriced_rows": unpriced,
+        "feasibility_unjudged_rows": tallies.unjudged,
         "tables": {
             table: {"groups": len(mine)} | _medians(mine)
             for table in dict.fromkeys(result["table"] for result in counted)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 import json
+from math import log2
 import re
 from typing import Any
 
@@ -46,9 +47,16 @@ class Priced:
     links: tuple[float, float]
     """Bandwidths inside a node and of the network, bytes/s and device."""
 
+    judged: bool
+    """Whether its memory can be judged: the table says what is recomputed."""
+
 
 class CannotPrice(Exception):
     """A row lacks something that pricing needs; the message says what."""
+
+
+class Refused(CannotPrice):
+    """A row whose layout a validity rule refuses: a verdict, not a gap."""
 
 
 @cache
@@ -62,7 +70,9 @@ def _known(model: str) -> dict[str, Any]:
     """The published shape of a model that a table only names; empty when unknown."""
     name = re.sub(r"\(.*?\)|sft|lora|cross_entropy|paxml|fp8|bf16", "", model.lower()).strip().replace("_", "-")
     name = re.sub(r"[\s]+", "-", name).strip("-")
-    name = name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
+    name = (
+        name.replace("gpt3-", "gpt-").replace("deepseekv3", "deepseek-v3").replace("deepseek-v3-16b", "deepseek_v3-16b")
+    )
     name = re.sub(r"^(gpt5b|gpt-5b).*", "gpt-5b", name)
     return _models().get(name, {})
 
@@ -81,7 +91,9 @@ def shape_of(row: Row) -> ModelShape:
     experts = re.search(r"(?:moe|mixtral)\S*-e(\d+)$", row["model"].lower())
     if experts and not known:
         known = {"experts": int(experts[1]), "experts_active": min(2, int(experts[1]))}
-    if not known and re.search(r"moe|hybrid|nemotron.3|ci-nemotron|a\d+b|deepseek|kimi|gpt.?oss|scout|16e", row["model"].lower()):
+    if not known and re.search(
+        r"moe|hybrid|nemotron.3|ci-nemotron|a\d+b|deepseek|kimi|gpt.?oss|scout|16e", row["model"].lower()
+    ):
         raise CannotPrice(f"model {row['model'] or 'unnamed'}: experts or hybrid layers are not in the table")
     if values["hidden"] and not values["heads"] and values["hidden"] % 128 == 0:
         values["heads"] = values["hidden"] // 128
@@ -97,6 +109,8 @@ def shape_of(row: Row) -> ModelShape:
     values["gated_mlp"] = known.get("gated_mlp", True) if gated is None else gated
     if known.get("experts") and "expert_ffn" not in known:
         known["expert_ffn"] = values["ffn"]
+    if row.table == "megatron_lm_ci_golden":
+        known["tied_embeddings"] = "untie-embeddings-and-output-weights=True" not in row["notes"]
     extra = {k: v for k, v in known.items() if k not in values}
     return ModelShape(name=row["model"], **values, **extra)
 
@@ -167,7 +181,7 @@ def account_of(row: Row) -> Account:
     """The framework's habits with the row's kernels and sequence parallelism."""
     account = find_account(_framework(row))
     kernel = row["attention_kernel"].lower()
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"expert_imbalance": 1.0}
     if kernel in ("torch",) or "unfused" in kernel:
         changes["attention"] = "unfused"
     elif (kernel == "fused" and row.table.startswith("hagemann")) or "fused softmax" in kernel:
@@ -180,7 +194,13 @@ def account_of(row: Row) -> Account:
     if row.table.startswith("hagemann"):
         changes["fused_norm"] = "rms" in kernel
         # bf16 gradients without an fp32 buffer: nothing larger fits in the runs that ran
-        changes |= {"fused_activation": False, "gradient_bytes": 2.0, "parallel_logits": False, "logit_bytes": 14.0}
+        changes |= {
+            "fused_activation": False,
+            "gradient_bytes": 2.0,
+            "balances_head": True,
+            "parallel_logits": False,
+            "logit_bytes": 14.0,
+        }
     if account.name == "torchtitan" and not row["framework_version"].startswith("0.3"):
         changes["copies_attention_output"] = False
         if "bf16 params" in row["precision"]:
@@ -189,9 +209,27 @@ def account_of(row: Row) -> Account:
             changes["optimizer_bytes"] = 4.0
         if "bf16 grad reduce" in row["notes"]:
             changes["reduce_bytes"] = 2.0
+    if "liger" in row["framework"].lower():
+        changes |= {"logit_bytes": 0.5, "optimizer_bytes": 0.0 if "offload" in row["optimizer_note"].lower() else 8.0}
     if account.name == "megatron" and "BF16 opt" not in row["optimizer_note"] and row["precision"] == "fp32":
         changes["parameter_bytes"] = 4.0
-    return replace(account, **changes) if changes else account
+    if "fp4" in row["precision"].lower():
+        changes["product_speed"] = 1.3
+    return replace(account, **changes)
+
+
+def _implied_seq_len(row: Row) -> int | None:
+    """Sequence length from what a row's notes say, or from tokens per second × step time / batch."""
+    stated = re.search(r"sequence length (\d+)", row["notes"])
+    if stated:
+        return int(stated[1])
+    rate, gpus, step = row.number("tokens_per_s_per_gpu"), row.number("gpus"), row.number("step_time_s")
+    batch = row.number("global_batch_seqs")
+    if not rate or not gpus or not step or not batch:
+        return None
+    implied = rate * gpus * step / batch
+    whole = 2 ** round(log2(implied))
+    return int(whole) if abs(implied / whole - 1) < 0.02 else None
 
 
 def _checkpoint(row: Row) -> dict[str, Any]:
@@ -200,6 +238,10 @@ def _checkpoint(row: Row) -> dict[str, Any]:
         return {"activation_checkpoint": "memory_budget", "memory_budget": float(text.split("=")[1])}
     if text.startswith(("full", "minimal_with", "qkv_proj")):
         return {"activation_checkpoint": "full"}
+    if text.startswith("selective") and re.search(r"mlp|moe|norm|mla_up_proj|shared_expert", text):
+        # named modules: about the share of a block's kept tensors that stays
+        share = 0.2 if re.search(r"\bmoe\b", text) else 0.45 if "mlp" in text else 0.75
+        return {"activation_checkpoint": "memory_budget", "memory_budget": share}
     if text.startswith(("selective", "minimal")):
         return {"activation_checkpoint": "selective"}
     return {}
@@ -213,9 +255,11 @@ def translate(row: Row) -> Priced:
     """
     shape, hardware = shape_of(row), hardware_of(row)
     gpus = row.whole("gpus")
+    if not gpus and row.table == "megatron_lm_ci_golden" and "DGX" in row["hardware"]:
+        gpus = 8  # every DGX row of that table that states it ran on one node
     if not gpus:
         raise CannotPrice("number of GPUs not in the table")
-    seq_len = row.whole("seq_len")
+    seq_len = row.whole("seq_len") or _implied_seq_len(row)
     if not seq_len:
         raise CannotPrice("sequence length not in the table")
     tp, pp, cp = (row.whole(name, 1) or 1 for name in ("tp", "pp", "cp"))
@@ -226,7 +270,9 @@ def translate(row: Row) -> Priced:
     micro, batch = row.whole("micro_batch"), row.whole("global_batch_seqs")
     accumulate = row.whole("grad_accum", 1) or 1
     if not micro and batch:
-        micro = max(1, batch // (dp * accumulate))
+        micro = max(1, batch // (dp * accumulate)) if row.number("grad_accum") and "MBS not" not in row["notes"] else 1
+    if micro and pp > 1 and "microbatch size not stated" in row["notes"]:
+        micro = 1
     if not batch and micro:
         batch = micro * dp * accumulate
     if not micro or not batch:
@@ -237,7 +283,7 @@ def translate(row: Row) -> Priced:
             raise CannotPrice(f"global batch {batch} does not divide into {dp} ranks × micro-batch {micro}")
     vp = row.whole("vp", 1) or 1
     if pp * vp > shape.layers + (4 if account.balances_head else 0):
-        raise CannotPrice(f"{pp * vp} stages exceed {shape.layers} layers")
+        raise Refused(f"{pp * vp} stages exceed {shape.layers} layers")
     replicate, shard = row.whole("dp_replicate", 0) or 0, row.whole("dp_shard", 0) or 0
     if account.sharded:
         if not shard or replicate * shard != dp:
@@ -247,7 +293,9 @@ def translate(row: Row) -> Priced:
     zero = row.whole("zero_stage", 1 if framework == "megatron" else 0) or 0
     precision = row["precision"].lower()
     low = "fp8" in precision or "float8" in precision or "fp4" in precision
-    old = account.name == "torchtitan" and "chunk" not in row["notes"]
+    recent = row["framework_version"].startswith(("0.3", "2026"))
+    old = account.name == "torchtitan" and not recent and "chunk" not in row["notes"]
+    chunks = re.search(r"num_chunks=(\d+)", row["notes"])
     candidate = Candidate(
         tensor_parallel=tp,
         pipeline_parallel=pp,
@@ -262,7 +310,7 @@ def translate(row: Row) -> Priced:
         compile=bool(row.flag("compile")),
         async_tp=bool(row.flag("async_tp")) and framework == "torchtitan",
         float8=low,
-        loss_chunks=1 if old or account.name != "torchtitan" else 8,
+        loss_chunks=1 if old or account.name != "torchtitan" else int(chunks[1]) if chunks else 8,
         zero_stage=zero,
         **_checkpoint(row),
     )
@@ -280,8 +328,9 @@ def translate(row: Row) -> Priced:
         )
     except UserError as error:
         raise CannotPrice(str(error)) from None
+    judged = bool(row["act_ckpt"]) and not row.table.startswith("ibm")
     group = (row.table, row["model"], row["hardware"], str(gpus), str(seq_len), str(batch))
     if row.before_fix:
         group = (*group[:1], f"{row['model']} (before its pipeline fix)", *group[2:])
     family = f"{row['framework'].split()[0]} {hardware.name}" + (" before fix" if row.before_fix else "")
-    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware))
+    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware), judged)

@@ -47,12 +47,19 @@ class Rule:
     text: str
     """Sentence with ``{required}``, ``{available}`` and any knob name in braces."""
 
+    words: Callable[[Setting], dict[str, object]] = lambda setting: {}
+    """Further words for the sentence, by name."""
+
     def reason(self, pool: Pool, setting: Setting, i: int) -> Reason:
         """The typed reason against candidate ``i``."""
         one = pool.take(np.array([i]))
         required = float(np.ravel(self.required(one, setting))[0])
         available = float(np.ravel(self.available(one, setting))[0])
-        words = one.candidate(0).to_json() | {"required": f"{required:g}", "available": f"{available:g}"}
+        words = one.candidate(0).to_json() | {
+            "required": f"{required:.12g}",
+            "available": f"{available:.12g}",
+        }
+        words |= self.words(setting)
         return Reason(
             code=self.code, required=required, available=available, unit=self.unit, text=self.text.format(**words)
         )

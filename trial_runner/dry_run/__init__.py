@@ -9,4 +9,5 @@ from trial_runner.dry_run.run import dry_run
 from trial_runner.dry_run.run import DryRun
 from trial_runner.dry_run.run import RankFacts
 
+
 __all__ = ["DryRun", "RankFacts", "dry_run"]

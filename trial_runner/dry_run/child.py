@@ -54,6 +54,7 @@ def patch_torchtitan(order: dict[str, Any]) -> None:
     dims = parallel_dims.ParallelDims
     for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
         setattr(dims, name, outside_fake(getattr(dims, name)))
+    _keep_attention_in_selective_checkpointing()
     original = pipeline_parallel.PipelineStage
 
     def stage(module: Any, index: int, count: int, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,6 +72,33 @@ def patch_torchtitan(order: dict[str, Any]) -> None:
         return original(module, index, count, torch.device("cpu"), *args, **kwargs)
 
     pipeline_parallel.PipelineStage = stage
+
+
+def _keep_attention_in_selective_checkpointing() -> None:
+    """SelectiveAC saves the output of CUDA's attention kernels; the CPU kernel of the same name is not on its list."""
+    from torchtitan.distributed import activation_checkpoint
+
+    original = activation_checkpoint._get_default_save_ops
+
+    def save_ops() -> set[Any]:
+        return original() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+
+    activation_checkpoint._get_default_save_ops = save_ops
+
+
+def mark_accumulated_gradients(tracker: Tracker) -> None:
+    """Count FSDP's unsharded accumulated gradients (kept between micro-batches) as gradients."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    original = FSDPParam.to_accumulated_grad_if_needed
+
+    def to_accumulated_grad_if_needed(parameter: Any) -> None:
+        original(parameter)
+        kept = parameter.unsharded_accumulated_grad
+        if kept is not None:
+            tracker.see(_local(kept), "gradients")
+
+    FSDPParam.to_accumulated_grad_if_needed = to_accumulated_grad_if_needed
 
 
 def load(order: dict[str, Any]) -> Any:
@@ -122,6 +150,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     patch_torchtitan(order)
     config = load(order)
     with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        mark_accumulated_gradients(tracker)
         trainer = config.build()
         tracker.phase = "activations"
         one_step(trainer)

@@ -26,7 +26,7 @@ class FusedRMSNorm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         """Gradients of input and weight."""
         x, weight, _ = ctx.saved_tensors
         return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
@@ -40,5 +40,6 @@ def _rms_norm(
 
 def substitute() -> None:
     """Make PyTorch's RMSNorm keep what the CUDA kernel keeps."""
-    functional.rms_norm = _rms_norm
-    torch.rms_norm = _rms_norm
+    modules: list[Any] = [functional, torch]
+    for module in modules:
+        module.rms_norm = _rms_norm

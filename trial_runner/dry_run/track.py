@@ -72,6 +72,9 @@ class Tracker(TorchDispatchMode):
                 tracker._see(storage)
             else:
                 tracker._change(number, storage.nbytes())
+                if size:
+                    # FSDP frees and refills its gathered parameters this way; nothing else does.
+                    tracker.storages[number].kind = "parameters"
             return result
 
         torch.UntypedStorage.resize_ = resize_
@@ -145,7 +148,9 @@ class Tracker(TorchDispatchMode):
             self.step.flop += _attention_flop(packet, args)
         elif func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
             size = sum(
-                leaf.numel() * leaf.element_size() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+                leaf.numel() * leaf.element_size()
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, torch.Tensor)
             )
             row = self.step.collectives.setdefault((func.__name__.split(".")[0].strip("_"), _ranks(args)), [0, 0])
             row[0] += 1

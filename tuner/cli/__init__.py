@@ -17,6 +17,7 @@ VERBS = {
     "resume": "go on with a study",
     "plan": "price every candidate of a job without running any",
     "explain": "the whole account of one candidate, term by term",
+    "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
     "validate": "check the ledger against measured tables",
     "breakdown": "where the time of a traced step went, in seven parts",
     "status": "what a study has done and spent",
@@ -26,7 +27,7 @@ VERBS = {
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
 }
-"""Verbs and their one-line helps; the module of verb ``x`` is ``tuner.cli.x`` (``list`` is ``list_``)."""
+"""Verbs and their one-line helps; verb ``x-y`` is module ``tuner.cli.x_y`` (``list`` is ``list_``)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +70,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb, text in VERBS.items():
         if verb == asked:
-            module = importlib.import_module(f"tuner.cli.{verb}_" if verb == "list" else f"tuner.cli.{verb}")
+            name = "list_" if verb == "list" else verb.replace("-", "_")
+            module = importlib.import_module(f"tuner.cli.{name}")
             module.add_parser(subparsers)
         else:
             subparsers.add_parser(verb, help=text, add_help=False)

@@ -145,8 +145,8 @@ def _print(document: dict[str, Any]) -> None:
         console.print(f"{step['step']} = {step['value']}: {step['text']}")
     for row in document["placement"]:
         console.print(
-            f"{row['dimension']}: {row['size']} ranks, {row['stride']} apart, on the {row['link']}; first group's ranks "
-            f"{row['first_ranks']} on nodes {row['first_nodes']}"
+            f"{row['dimension']}: {row['size']} ranks, {row['stride']} apart, on the {row['link']}; "
+            f"first group's ranks {row['first_ranks']} on nodes {row['first_nodes']}"
         )
     if "simple" in document:
         console.print(f"simple account: {document['simple']}")

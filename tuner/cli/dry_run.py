@@ -1,0 +1,118 @@
+"""`tune dry-run`: the real program on fake tensors: valid or not, and the memory of each pipeline rank."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+import json
+import sys
+from typing import Any
+
+from search_space.candidate import Candidate
+from search_space.errors import UserError
+from search_space.job import Job
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("dry-run", help="one candidate's real program on fake tensors")
+    parser.add_argument("job", metavar="JOB.toml", help="job file; the model must be a torchtitan function")
+    parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1 (default: the baseline)")
+    parser.add_argument("--ranks", choices=("all", "worst"), default="all", help="pipeline ranks (worst: the first)")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; exit code 2 when the framework refuses the candidate.
+
+    Raises:
+        UserError: bad job, bad candidate, or a knob that has no place in a torchtitan config.
+    """
+    from search_space.job_file import load_job
+    from search_space.resolve import setting_from_job
+    from trial_runner.dry_run import dry_run
+    from trial_runner.recipe.base import describe
+    from trial_runner.recipe.config_file import Recipe
+
+    job = load_job(args.job)
+    if job.model.torchtitan is None:
+        raise UserError('model: a dry run needs torchtitan = "module:function"')
+    base = describe(job.model.torchtitan, job.model.path)
+    setting = setting_from_job(job, shape=base.shape)
+    candidate = choose_candidate(job, args.candidate, setting.num_devices)
+    recipe = Recipe(seq_len=setting.seq_len, global_batch_seqs=setting.global_batch_seqs, precision=setting.precision)
+    ranks = [0] if args.ranks == "worst" else None
+    if not args.json:
+        print(f"dry run of {candidate.label()} at {candidate.num_devices} ranks …", file=sys.stderr)
+    found = dry_run(candidate, base, recipe, ranks, parallel=2)
+    facts = {
+        "candidate": candidate.to_json(),
+        "valid": found.valid,
+        "error": found.error,
+        "ranks": [
+            {
+                "pp_rank": rank.pp_rank,
+                "peak_allocated_gib": rank.peak_allocated_bytes / 2**30,
+                "by_kind_gib": {kind: size / 2**30 for kind, size in rank.by_kind_bytes.items()},
+                "flop": rank.flop,
+                "collectives": rank.collectives,
+            }
+            for rank in found.ranks
+        ],
+        "elapsed_s": found.elapsed_s,
+    }
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        _show(facts)
+    return 0 if found.valid else 2
+
+
+def choose_candidate(job: Job, text: str | None, num_devices: int) -> Candidate:
+    """The asked candidate; degrees that are not named come from the baseline, the rest of the devices is sharded.
+
+    Raises:
+        UserError: the degrees do not multiply to the device count.
+    """
+    from search_space.knobs import parse_assignment
+    from search_space.pool import canonical
+
+    values = dict(job.baseline)
+    if text:
+        values |= parse_assignment(text)
+    if "dp" in values:
+        values["data_parallel_shard"] = values.pop("dp")
+    candidate = Candidate.from_json(values)
+    if "data_parallel_shard" not in values:
+        others = candidate.num_devices
+        candidate = replace(candidate, data_parallel_shard=max(1, num_devices // others))
+    if candidate.num_devices != num_devices:
+        raise UserError(
+            f"candidate: its degrees multiply to {candidate.num_devices}, the cluster has {num_devices} devices"
+        )
+    return canonical(candidate)
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from dashboards.tables import make_console
+
+    console = make_console()
+    if not facts["valid"]:
+        console.print(f"refused by the framework: {facts['error']}", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    kinds = list(facts["ranks"][0]["by_kind_gib"])
+    for name in ("pipeline rank", "peak allocated GiB", *kinds, "FLOP"):
+        table.add_column(name, justify="right")
+    for rank in facts["ranks"]:
+        cells = [f"{rank['by_kind_gib'][kind]:.3f}" for kind in kinds]
+        table.add_row(str(rank["pp_rank"]), f"{rank['peak_allocated_gib']:.3f}", *cells, f"{rank['flop']:.4g}")
+    console.print(table)
+    console.print(
+        f"eager, two steps, {facts['elapsed_s']:.0f} s; allocated bytes only: not the allocator's rounding, "
+        "communicator buffers, CUDA context and kernel workspaces",
+        markup=False,
+    )

@@ -1,0 +1,75 @@
+"""`tune validate`: the ledger against tables of published measurements."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser("validate", help="check the ledger against tables of measurements")
+    parser.add_argument("tables", nargs="+", metavar="TABLE.csv", help="tables under the common header")
+    parser.add_argument(
+        "--calibrate",
+        default="none",
+        metavar="none|loo|K",
+        help="none: shipped priors; loo: fitted on the other groups of the same framework and hardware; "
+        "K: those plus K rows of the group itself (default none)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Validate.
+
+    Raises:
+        UserError: a table cannot be read, or ``--calibrate`` is none of the three.
+    """
+    from pruning.validate.run import validate
+
+    document = validate(args.tables, args.calibrate)
+    if args.json:
+        print(json.dumps(document))
+    else:
+        _print(document)
+    return 0
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("table", "model", "GPUs", "seq", "n", "Spearman", "top-1 %", "top-3 %", "step error %", "best")
+    for group in document["groups"]:
+        if group["n"] < 2:
+            continue
+        numbers = [
+            _number(group[key]) for key in ("spearman", "top1_regret_pct", "top3_regret_pct", "step_time_mape_pct")
+        ]
+        best = "rejected" if group["best_rejected"] else ""
+        table.add_row(
+            group["table"], group["model"], str(group["gpus"]), str(group["seq_len"]), str(group["n"]), *numbers, best
+        )
+    console.print(table)
+    overall = dict(document["overall"])
+    for name in ("tables", "memory_mape_pct_by_table"):
+        for key, value in overall.pop(name).items():
+            words = value if isinstance(value, dict) else {"memory_mape_pct": value}
+            console.print(f"{key}: " + ", ".join(f"{k} {_number(v)}" for k, v in words.items()))
+    for key, value in overall.items():
+        console.print(f"{key}: {_number(value)}")
+    reasons: dict[str, int] = {}
+    for row in document["unpriced"]:
+        reasons[row["why"]] = reasons.get(row["why"], 0) + 1
+    for why, count in sorted(reasons.items(), key=lambda pair: -pair[1]):
+        console.print(f"not priced: {count} rows: {why}")
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
