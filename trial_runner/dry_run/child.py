@@ -57,6 +57,8 @@ def patch_torchtitan(order: dict[str, Any]) -> None:
     dims = parallel_dims.ParallelDims
     for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
         setattr(dims, name, outside_fake(getattr(dims, name)))
+    mesh = torch.distributed.device_mesh.DeviceMesh
+    mesh._compute_coordinate_on_dim = outside_fake(mesh._compute_coordinate_on_dim)
     original = pipeline_parallel.PipelineStage
 
     def stage(module: Any, index: int, count: int, device: Any, *args: Any, **kwargs: Any) -> Any:
