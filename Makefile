@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BUDGET ?= 0.3-gpu-hours
+BUDGET ?= 0.35-gpu-hours
 
 .PHONY: setup start test test-slow lint clean
 

@@ -42,20 +42,22 @@ def ours(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.
     if not len(told.measured):
         return int(left[np.argmin(mean[left])])
     best = float(told.log_step_time.min())
+    spread = np.maximum(sigma, 1e-9)
+    gap = (best - mean) / spread
+    merit = spread * (gap * norm.cdf(gap) + norm.pdf(gap)) / prior.cost
     families = family(pool)
     seen = set(families[told.asked.astype(int)].tolist())
-    unopened = [f for f in dict.fromkeys(families[left].tolist()) if f not in seen]
     openings = []
-    for f in unopened:
-        members = left[families[left] == f]
-        first = members[np.argmin(mean[members])]
+    for unopened in dict.fromkeys(families[left].tolist()):
+        if unopened in seen:
+            continue
+        members = left[families[left] == unopened]
+        first = members[np.argmax(merit[members])]
         if norm.cdf((best - mean[first]) / max(sigma[first], prior.sigma[first])) > MIN_CHANCE:
             openings.append(int(first))
     if openings:
-        return min(openings, key=lambda i: mean[i])
-    gap = (best - mean[left]) / sigma[left]
-    improvement = sigma[left] * (gap * norm.cdf(gap) + norm.pdf(gap))
-    return int(left[np.argmax(improvement / prior.cost[left])])
+        return max(openings, key=lambda i: merit[i])
+    return int(left[np.argmax(merit[left])])
 
 
 def ledger(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.Generator) -> int:

@@ -28,6 +28,12 @@ FLOOR_BYTES_PER_S = 1e9
 FLOOR_LATENCY_NS = 1_000_000
 """Latency that such a communication is credited."""
 
+SLOWEST_BYTES_PER_S = 1e8
+"""No link that trains is slower (1 Gbit/s); even the fastest of a class is credited no less than this rate."""
+
+LATENCY_PER_RANK_NS = 200_000
+"""Latency that each rank of a group may add to a collective over a slow network."""
+
 UNKNOWN_SIZE_NS = 50_000_000
 """Longest transfer credited to a communication of unknown size: 2.5 GB at 50 GB/s."""
 
@@ -96,7 +102,8 @@ def align(by_rank: dict[int, Trace], found: dict[int, list[Communication]]) -> t
         )
     for mine in found.values():
         _mark_covers(mine)
-    _set_transfers([item for items in found.values() for item in items])
+    world = max((trace.world_size or 1 for trace in by_rank.values()), default=1)
+    _set_transfers([item for items in found.values() for item in items], world)
     shifted = [f"rank {rank}: {offset / 1e3:+.1f} µs" for rank, offset in offsets.items() if offset]
     if shifted:
         warnings.append(f"clocks of the ranks differ and were aligned at the ends of collectives: {', '.join(shifted)}")
@@ -177,7 +184,7 @@ def _mark_covers(items: list[Communication]) -> None:
             item.covers = cover(np.array([[item.start, item.end]], dtype=np.int64)) > 0
 
 
-def _set_transfers(items: list[Communication]) -> None:
+def _set_transfers(items: list[Communication], world: int) -> None:
     """Where in each communication the transfer begins."""
     fastest: dict[object, list[int]] = defaultdict(list)
     for item in items:
@@ -194,6 +201,8 @@ def _set_transfers(items: list[Communication]) -> None:
         elif len(fastest[item.key]) > 1:
             least = min(fastest[item.key])
             credit = lasted if lasted <= FAR_LONGER * least + 50_000 else least
+            slowest = int(item.size_bytes / SLOWEST_BYTES_PER_S * 1e9)
+            credit = min(credit, FLOOR_LATENCY_NS + (item.group_size or world) * LATENCY_PER_RANK_NS + slowest)
         else:
             credit = FLOOR_LATENCY_NS + int(item.size_bytes / FLOOR_BYTES_PER_S * 1e9)
         item.transfer_start = max(begin, item.end - credit)

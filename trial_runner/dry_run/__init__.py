@@ -8,6 +8,7 @@ from __future__ import annotations
 from trial_runner.dry_run.run import dry_run
 from trial_runner.dry_run.run import DryRun
 from trial_runner.dry_run.run import RankFacts
+from trial_runner.dry_run.run import truth
 
 
-__all__ = ["DryRun", "RankFacts", "dry_run"]
+__all__ = ["DryRun", "RankFacts", "dry_run", "truth"]

@@ -1,4 +1,4 @@
-"""Child process of a dry run: one rank of the real program on fake tensors, two steps, facts as one JSON line."""
+"""Child process of a dry run: one rank of the real program, two steps, facts as one JSON line."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def prepare() -> None:
+def prepare(order: dict[str, Any]) -> None:
     """Patch what fake tensors cannot go through; before torchtitan is imported."""
     cpu.install()
-    kernels.substitute()
+    if order["gpu_kernels"]:
+        kernels.substitute()
+    if order["real"]:
+        return
     for name in ("trunc_normal_", "normal_", "uniform_"):
         setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
 
@@ -54,7 +57,8 @@ def patch_torchtitan(order: dict[str, Any]) -> None:
     dims = parallel_dims.ParallelDims
     for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
         setattr(dims, name, outside_fake(getattr(dims, name)))
-    _keep_attention_in_selective_checkpointing()
+    mesh = torch.distributed.device_mesh.DeviceMesh
+    mesh._compute_coordinate_on_dim = outside_fake(mesh._compute_coordinate_on_dim)
     original = pipeline_parallel.PipelineStage
 
     def stage(module: Any, index: int, count: int, device: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +113,8 @@ def load(order: dict[str, Any]) -> Any:
     config = loading.load_function(order["config_file"], order["config_function"])()
     cpu.adapt(config)
     tokens.use_synthetic_tokens(config, 0)
-    config.comm.mode = "fake_backend"
+    if not order["real"]:
+        config.comm.mode = "fake_backend"
     config.checkpoint.enable = config.validator.enable = False
     config.debug.seed = 0
     config.debug.enable_structured_logging = False
@@ -145,11 +150,18 @@ def one_step(trainer: Any) -> None:
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
-    """Build the program and run its steps; the facts are of the last one, when optimizer states exist."""
-    prepare()
-    patch_torchtitan(order)
+    """Build the program and run its steps; the facts are of the last one, when optimizer states exist.
+
+    With ``real`` in the order the same is done on real tensors and a real process group, as the truth to check by.
+    """
+    prepare(order)
+    if order["gpu_kernels"]:
+        _keep_attention_in_selective_checkpointing()
+    if not order["real"]:
+        patch_torchtitan(order)
     config = load(order)
-    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+    tensors: Any = contextlib.nullcontext() if order["real"] else FakeTensorMode(allow_non_fake_inputs=True)
+    with tensors, Tracker() as tracker:
         mark_accumulated_gradients(tracker)
         trainer = config.build()
         tracker.phase = "activations"
@@ -196,7 +208,7 @@ def main() -> int:
         "WORLD_SIZE": str(order["world_size"]),
         "NGPU": str(order["world_size"]),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "1",
+        "MASTER_PORT": str(order["port"]),
     }
     started = time.perf_counter()
     facts: dict[str, Any]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import time
 from typing import Any
 
 from search_space.candidate import Candidate
+from trial_runner.gang import free_port
 from trial_runner.recipe.base import BaseFunction
 from trial_runner.recipe.config_file import Recipe
 from trial_runner.recipe.config_file import render
@@ -72,6 +74,7 @@ def dry_run(
     pp_ranks: Sequence[int] | None = None,
     timeout_s: float = 600,
     parallel: int = 1,
+    gpu_kernels: bool = True,
 ) -> DryRun:
     """Run the candidate's real program on fake tensors.
 
@@ -82,46 +85,79 @@ def dry_run(
         pp_ranks: pipeline ranks to run; None for all.
         timeout_s: longest time of one rank, seconds.
         parallel: children at once.
+        gpu_kernels: keep for backward what CUDA kernels keep, not what CPU kernels keep.
 
     Raises:
         UserError: the candidate cannot be written as a config function.
     """
-    started = time.perf_counter()
     ranks = list(range(candidate.pipeline_parallel)) if pp_ranks is None else list(pp_ranks)
+    # The pipeline is the outermost dimension of torchtitan's device mesh.
+    width = candidate.num_devices // candidate.pipeline_parallel
+    orders = [{"rank": rank * width, "real": False, "gpu_kernels": gpu_kernels, "port": 1} for rank in ranks]
+    return _run(candidate, base, recipe, ranks, orders, timeout_s, parallel)
+
+
+def truth(candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: float = 300) -> DryRun:
+    """Train the same two steps for real, on CPU ranks with gloo, counted by the same tracker: what a dry run of the
+    CPU's kernels must agree with.
+
+    Args:
+        candidate: the knobs; every rank becomes a process here, so few ranks and a small model.
+        base: the user's config function.
+        recipe: sequence length, global batch, precision.
+        timeout_s: longest time of one rank, seconds.
+
+    Returns:
+        Facts of the first rank of each pipeline rank.
+    """
+    world = candidate.num_devices
+    port = free_port()
+    orders = [{"rank": rank, "real": True, "gpu_kernels": False, "port": port} for rank in range(world)]
+    width = world // candidate.pipeline_parallel
+    found = _run(candidate, base, recipe, list(range(world)), orders, timeout_s, world)
+    firsts = [replace(facts, pp_rank=facts.pp_rank // width) for facts in found.ranks if facts.pp_rank % width == 0]
+    return replace(found, ranks=firsts)
+
+
+def _run(
+    candidate: Candidate,
+    base: BaseFunction,
+    recipe: Recipe,
+    names: list[int],
+    orders: list[dict[str, Any]],
+    timeout_s: float,
+    parallel: int,
+) -> DryRun:
+    """Run one child per order; ``names`` are what their facts are filed under."""
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tune-dry-run-") as scratch:
         config_file = Path(scratch) / "dry_run_config.py"
         config_file.write_text(render(candidate, base, recipe, function="dry_run", header="dry run"))
-
-        def one(pp_rank: int) -> dict[str, Any]:
-            order = {
-                "config_file": str(config_file),
-                "config_function": "dry_run",
-                "user_path": base.user_path,
-                "folder": scratch,
-                "world_size": candidate.num_devices,
-                # The pipeline is the outermost dimension of torchtitan's device mesh.
-                "rank": pp_rank * (candidate.num_devices // candidate.pipeline_parallel),
-                "micro_batch": candidate.micro_batch,
-                "seq_len": recipe.seq_len,
-                "tensor_parallel": candidate.tensor_parallel,
-                "hidden": base.shape.hidden,
-                "precision": recipe.precision,
-            }
-            return _child(order, timeout_s)
-
+        common = {
+            "config_file": str(config_file),
+            "config_function": "dry_run",
+            "user_path": base.user_path,
+            "folder": scratch,
+            "world_size": candidate.num_devices,
+            "micro_batch": candidate.micro_batch,
+            "seq_len": recipe.seq_len,
+            "tensor_parallel": candidate.tensor_parallel,
+            "hidden": base.shape.hidden,
+            "precision": recipe.precision,
+        }
         with ThreadPoolExecutor(parallel) as pool:
-            outcomes = list(pool.map(one, ranks))
+            outcomes = list(pool.map(lambda order: _child(common | order, timeout_s), orders))
     error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
     facts = [
         RankFacts(
-            pp_rank=pp_rank,
+            pp_rank=name,
             peak_allocated_bytes=outcome["peak_allocated_bytes"],
             by_kind_bytes={kind: outcome["by_kind_bytes"].get(kind, 0) for kind in KINDS},
             flop=outcome["flop"],
             collectives=outcome["collectives"],
             elapsed_s=outcome["elapsed_s"],
         )
-        for pp_rank, outcome in zip(ranks, outcomes)
+        for name, outcome in zip(names, outcomes)
         if outcome["valid"]
     ]
     return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=time.perf_counter() - started)

@@ -146,7 +146,9 @@ class Tracker(TorchDispatchMode):
             self.step.flop += flop_registry[packet](*args, **kwargs, out_val=out)
         elif packet in _CPU_ATTENTION:
             self.step.flop += _attention_flop(packet, args)
-        elif func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+        elif func.namespace in ("c10d", "_c10d_functional") and not func.__name__.lstrip("_").startswith(
+            ("wait", "wrap")
+        ):
             size = sum(
                 leaf.numel() * leaf.element_size()
                 for leaf in tree_leaves((args, kwargs))

@@ -129,7 +129,7 @@ def test_options_that_do_not_go_together(trace: Path, tmp_path: Path) -> None:
 
 JOB = """
 [model]
-layers = 3
+layers = 6
 hidden = 256
 heads = 16
 ffn = 768
@@ -139,7 +139,7 @@ gpu = "cpu"
 gpus_per_node = 2
 peak_tflops = 0.2
 [recipe]
-seq_len = 256
+seq_len = 128
 global_batch_seqs = 8
 precision = "fp32"
 """
@@ -149,11 +149,11 @@ FULL_AC = str(Path(__file__).parents[2] / "data" / "traces" / "torchtitan_cpu__f
 def test_a_job_gives_ideal_time_and_expected_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB)
-    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--step", "3", "--json"))
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), "--step", "9", "--json"))
     ideal = document["steps"][0]["ideal_s"]
     assert document["expected_s"] == {}
     ran = ("--candidate", "dp=2,ac=full")
-    document = json.loads(call(capsys, FULL_AC, "--job", str(job), *ran, "--step", "3", "--json"))
+    document = json.loads(call(capsys, FULL_AC, "--job", str(job), *ran, "--step", "9", "--json"))
     assert document["steps"][0]["ideal_s"] == pytest.approx(ideal)
     assert set(document["expected_s"]) == set(PARTS)
     low, high = document["expected_s"]["recompute"]
