@@ -11,6 +11,7 @@ import numpy as np
 
 from pruning.accounts.account import Account
 from pruning.ledger.layout import Layout
+from pruning.ledger.schedule import SPLIT_BACKWARD
 from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.model import ModelShape
 
@@ -169,7 +170,9 @@ class BlockMemory:
 def block_memory(layout: Layout, account: Account) -> BlockMemory:
     """Activation memory of an average block.
 
-    A compiled block's recomputation may hold two blocks' sets at once (pytorch/pytorch#193193).
+    A compiled block's recomputation may hold two blocks' sets at once (pytorch/pytorch#193193). Schedules that split
+    the backward pass save nothing by checkpointing: recomputed tensors stay until weight gradients are done (the dry
+    run of torchtitan 0.3.0 holds as much with full checkpointing as with none).
     """
     shape, setting = layout.setting.shape, layout.setting
     compiled = layout.pool["compile"]
@@ -197,6 +200,11 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
     if account.attention != "fused":
         # fp32 scores and their gradient while the softmax runs backward
         transient = transient + 8.0 * layout.tokens * setting.seq_len * shape.heads / layout.tp
+    split = layout.pool.is_schedule(*SPLIT_BACKWARD) & (layout.pp > 1)
+    if split.any():
+        # Weight gradients come later: what was recomputed and a whole stage's inner gradients wait for them.
+        kept, again = np.where(split, np.maximum(kept, none), kept), np.where(split, 0.0, again)
+        transient = np.where(split, per_stage * transient, transient)
     return BlockMemory(kept, again, transient)
 
 

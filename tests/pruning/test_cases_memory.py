@@ -78,6 +78,46 @@ def test_dry_run_figures() -> None:
     assert memory(Candidate(data_parallel_shard=8), setting()).allocated.max() / GIB == pytest.approx(58.1, rel=0.02)
 
 
+FOLDED = {"schedule": "ZBVZeroBubble", "virtual_stages": 2}
+DRY_RUNS: tuple[tuple[dict[str, Any], int, tuple[float, ...], float], ...] = (
+    ({"data_parallel_shard": 8, "activation_checkpoint": "selective"}, 8, (33.01,), 0.07),
+    ({"data_parallel_shard": 8, "activation_checkpoint": "full"}, 8, (18.98,), 0.02),
+    ({"tensor_parallel": 8, "activation_checkpoint": "selective", "micro_batch": 2}, 4, (24.04,), 0.02),
+    ({"tensor_parallel": 8, "activation_checkpoint": "full", "micro_batch": 4}, 8, (18.59,), 0.07),
+    ({"tensor_parallel": 2, "data_parallel_shard": 4}, 8, (40.76,), 0.02),
+    (
+        {"data_parallel_shard": 4, "data_parallel_replicate": 2, "activation_checkpoint": "selective"},
+        8,
+        (44.48,),
+        0.06,
+    ),
+    (
+        {"pipeline_parallel": 2, "data_parallel_shard": 4, "activation_checkpoint": "selective"},
+        16,
+        (51.46, 46.88),
+        0.07,
+    ),
+    ({"pipeline_parallel": 2, "data_parallel_shard": 4, **FOLDED}, 16, (87.69, 81.46), 0.06),
+    (
+        {"pipeline_parallel": 2, "data_parallel_shard": 4, "activation_checkpoint": "full", **FOLDED},
+        16,
+        (89.74, 92.57),
+        0.2,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sequences", "allocated", "tolerance"), DRY_RUNS, ids=[Candidate(**run[0]).label() for run in DRY_RUNS]
+)
+def test_dry_run_of_the_8b_model(
+    knobs: dict[str, Any], sequences: int, allocated: tuple[float, ...], tolerance: float
+) -> None:
+    """Allocated GiB by pipeline rank of torchtitan 0.3.0's real program on 8 simulated ranks, sequences of 8,192."""
+    found = memory(Candidate(**knobs), setting(global_batch_seqs=sequences)).allocated[0] / GIB
+    assert found == pytest.approx(allocated, rel=tolerance)
+
+
 def test_MEM_01_the_optimizer_has_a_line_of_its_own() -> None:
     found = memory(Candidate(data_parallel_shard=8, activation_checkpoint="full"), setting())
     assert gib(found, "optimizer") == pytest.approx(7.48, abs=0.01)
