@@ -278,6 +278,14 @@ class Job(Section):
     env: dict[str, dict[str, str]] = Field(default_factory=dict)
     """named environment lists for the `env` knob"""
 
+    @model_validator(mode="after")
+    def _env_lists_exist(self) -> Job:
+        named = set(self.search.knobs.get("env", ())) | {self.baseline.get("env", "default")}
+        missing = sorted(named - {"default", *self.env})
+        if missing:
+            raise ValueError(f"env {', '.join(missing)}: no such list; write it under [env.{missing[0]}]")
+        return self
+
     @field_validator("baseline")
     @classmethod
     def _typed_baseline(cls, values: dict[str, Any]) -> dict[str, Any]:

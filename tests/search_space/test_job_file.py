@@ -30,6 +30,7 @@ MODEL = '[model]\ntorchtitan = "llama3:llama3_8b"\n'
         ("[model]\nlayers = 4\n", ["job:1", "hidden, heads, ffn, vocab"]),
         (MODEL + "[recipe]\nseq_len = 100\nglobal_batch_tokens = 150\n", ["150", "multiple", "100"]),
         (MODEL + "[recipe]\nglobal_batch_seqs = 1\nglobal_batch_tokens = 150\n", ["not both"]),
+        (MODEL + "[search]\nenv = ['default', 'fast']\n", ["fast", "[env.fast]"]),
         ("[model\n", ["line 1"]),
         ("", ["model", "missing"]),
     ],

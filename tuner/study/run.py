@@ -233,11 +233,10 @@ def _open_state(
 def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int, dict[str, Any]]:
     """Choose and commit the winner; say what came of it."""
     if not state.measured:
-        code = NOTHING_MEASURED if reason.startswith("budget") else 1
-        return code, _end(state, reason)
+        return NOTHING_MEASURED if reason.startswith("budget") else UNSERVABLE, _end(state, reason)
     chosen = choose_winner(state)
     if chosen is None:
-        return 1, _end(state, reason)
+        return UNSERVABLE, _end(state, reason)
     winner, comparison = chosen
     baseline = state.baseline
     assert baseline is not None
