@@ -171,4 +171,4 @@ def print_end(console: Console, folder: StudyFolder, code: int) -> None:
 
     print_summary(console, summarise(folder), folder)
     if code == 130:
-        console.print(f"go on with: tune resume {folder.name}", markup=False)
+        console.print(f"go on with: tune resume {folder.handle}", markup=False)

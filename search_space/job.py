@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from typing import Literal
 
@@ -93,7 +94,7 @@ class ModelSection(Section):
             missing = [key for key in ("hidden", "heads", "ffn", "vocab") if getattr(self, key) is None]
             if missing:
                 raise ValueError(f"a shape needs {', '.join(missing)} too")
-        if self.torchtitan is not None and self.torchtitan.count(":") != 1:
+        if self.torchtitan is not None and not re.fullmatch(r"[\w./-]+:[A-Za-z_]\w*", self.torchtitan):
             raise ValueError(f"torchtitan needs module:function such as llama3:llama3_8b, found {self.torchtitan!r}")
         return self
 
@@ -104,10 +105,10 @@ class ClusterSection(Section):
     gpu: str | None = None
     """kind of device, a name of the hardware table, or cpu; absent: detected"""
 
-    gpus_per_node: int | None = Field(default=None, ge=1)
+    gpus_per_node: int | None = Field(default=None, ge=1, le=1024)
     """devices on one node (count); on a machine without a GPU a device is a CPU slot"""
 
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=100_000)
     """nodes (count)"""
 
     hbm_gib: float | None = Field(default=None, gt=0)
@@ -181,6 +182,8 @@ class SearchSection(Section):
         if not isinstance(data, dict):
             return data
         values = dict(data)
+        if "knobs" in values and not isinstance(values["knobs"], dict):
+            raise ValueError("knobs is no key of its own; write each knob under [search]")
         knobs = dict(values.pop("knobs", {}))
         for key in list(values):
             if key in cls.model_fields:
@@ -228,7 +231,7 @@ class MeasureSection(Section):
 class BudgetSection(Section):
     """What may be spent."""
 
-    gpu_hours: float | None = Field(default=None, gt=0)
+    gpu_hours: float | None = Field(default=None, gt=0, lt=1e9)
     """device-hours for the whole study; --budget on the command line wins"""
 
     confirm_share: float = Field(default=0.2, ge=0, lt=1)

@@ -28,7 +28,7 @@ def render_job(model: str | None, gpu: str | None, devices: int) -> str:
     if gpu is None:
         chosen["cluster"]["gpu"] = "cpu"
     if quick:
-        chosen["recipe"] = {"seq_len": 128, "global_batch_seqs": 8, "data": "synthetic"}
+        chosen["recipe"] = {"seq_len": 128, "global_batch_seqs": 4 * devices, "data": "synthetic"}
         chosen["recipe"]["precision"] = "fp32" if gpu is None else "bf16"
         chosen["measure"] = {"steps": 20, "warmup_steps": 5}
     lines = [

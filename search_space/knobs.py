@@ -100,6 +100,8 @@ def knob_value(knob: Knob, value: Any) -> Any:
         raise UserError(f"knob {knob.name}: found {text!r}, allowed are {', '.join(knob.choices)}")
     if knob.kind is int and converted < (0 if knob.name in ("first_n", "forward_prefetch", "zero_stage") else 1):
         raise UserError(f"knob {knob.name}: found {converted}, needs a positive number")
+    if knob.kind is int and converted > 1_000_000:
+        raise UserError(f"knob {knob.name}: found {converted}, needs at most 1,000,000")
     if knob.name == "memory_budget" and not 0 <= converted <= 1:
         raise UserError(f"knob {knob.name}: found {converted:g}, needs a share from 0 to 1")
     return converted

@@ -62,7 +62,6 @@ CLASSES = (
     FailureClass(kind="compile_error", pattern=r"torch\._dynamo|torch\._inductor|BackendCompilerFailed|InductorError"),
     FailureClass(kind="nan_loss", pattern=r"Loss is not finite|loss is nan"),
     FailureClass(kind="data_error", pattern=r"DataloaderExhausted|DatasetNotFound|tokenizer|dataset|load_dataset"),
-    FailureClass(kind="rendezvous", pattern=r"EADDRINUSE|address already in use|TCPStore|DistNetworkError"),
     FailureClass(
         kind="collective_timeout",
         pattern=r"Timed out waiting|collective operation timeout|WorkNCCL.*[Tt]imeout|Watchdog caught",
@@ -73,6 +72,7 @@ CLASSES = (
         pattern=r"Connection closed by peer|Connection reset by peer|Broken pipe|NCCL remote error|ncclRemoteError",
         secondary=True,
     ),
+    FailureClass(kind="rendezvous", pattern=r"EADDRINUSE|address already in use|DistNetworkError|DistStoreError"),
     FailureClass(
         kind="framework_invalid",
         pattern=r"ValueError|AssertionError|NotImplementedError|must be divisible|is invalid for input",
@@ -109,9 +109,8 @@ def find_failure(
     times = exit_unix_s or {}
     candidates: list[tuple[bool, float, Failure]] = []
     for rank in range(world_size):
-        path = rank_error(folder, rank)
-        if path.exists():
-            error = json.loads(path.read_text())
+        error = _read_error(folder, rank)
+        if error is not None:
             found = classify(f"{error['module']}.{error['type']}: {error['text']}")
             kind = found.kind if found else "exception"
             text = f"{error['type']}: {error['text']}"
@@ -120,7 +119,7 @@ def find_failure(
             continue
         code = exit_codes.get(rank)
         if code is not None and code < 0:
-            name = signal.Signals(-code).name
+            name = _signal_name(-code)
             found = classify(log_tail(folder, rank))
             kind = found.kind if found and code == -signal.SIGABRT else "rank_killed"
             failure = Failure(
@@ -141,6 +140,22 @@ def find_failure(
     return Failure(
         kind=kind, rank=None, text=words.get(ended, f"the gang ended: {ended}"), log_tail=log_tail(folder, 0)
     )
+
+
+def _read_error(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What a rank wrote of its error; None when it wrote nothing readable."""
+    try:
+        facts: dict[str, Any] = json.loads(rank_error(folder, rank).read_text())
+    except (OSError, ValueError):
+        return None
+    return facts
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def log_tail(folder: Path, rank: int) -> str:

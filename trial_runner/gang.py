@@ -97,7 +97,7 @@ class NodeShare:
                     "argv": [sys.executable, "-P", *program, str(spec_path)],
                     "env": rank_environment(spec, rank, local, len(ranks), node, master, devices),
                     "log": str(log),
-                    "cwd": str(folder),
+                    "cwd": spec.workdir or str(folder),
                 }
             )
         self._process = subprocess.Popen(

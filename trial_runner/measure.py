@@ -164,7 +164,12 @@ def measure(
 
 
 def _peak(records: Records, key: str) -> float:
-    values = [step.get(key, 0) for steps in records.steps.values() for step in steps if step["step"] > 2]
+    values = [
+        step.get(key, 0)
+        for steps in records.steps.values()
+        for step in steps
+        if step["step"] > 2 and step["phase"] != "trace"
+    ]
     return float(max(values, default=0))
 
 

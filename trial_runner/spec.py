@@ -54,6 +54,9 @@ class TrialSpec:
     user_path: str | None = None
     """Folder of the user's own modules, put first on the ranks' import path."""
 
+    workdir: str | None = None
+    """Working folder of the ranks, which relative paths of the user's config mean; None: the trial's folder."""
+
     threads: int = 1
     """Intra-operator threads of one CPU rank."""
 

@@ -16,7 +16,7 @@ from search_space.sampler.residual import posterior
 Strategy = Callable[[Pool, Prior, Told, np.ndarray, np.random.Generator], int]
 """(pool, prior, told, positions left, random source) → one of the positions left."""
 
-MIN_CHANCE = 0.05
+MIN_CHANCE = 0.01
 """A parallel dimension is opened only if its best candidate has this chance to beat the incumbent."""
 
 

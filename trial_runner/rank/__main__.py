@@ -41,7 +41,10 @@ def main() -> int:
             "text": str(error)[:4000],
             "traceback": traceback.format_exc()[-8000:],
         }
-        rank_error(Path(spec.folder), rank).write_text(json.dumps(facts))
+        path = rank_error(Path(spec.folder), rank)
+        scratch = path.with_suffix(".writing")
+        scratch.write_text(json.dumps(facts))
+        scratch.replace(path)
         traceback.print_exc()
         _leave(1)
     return 0

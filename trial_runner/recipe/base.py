@@ -78,9 +78,18 @@ def _content_key(target: str, user_path: str | None) -> str:
     digest = hashlib.sha256(f"{target}|{user_path}|{metadata.version('torchtitan')}|{sys.version}".encode())
     digest.update(Path(__file__).with_name("describe.py").read_bytes())
     if user_path:
-        for path in sorted(Path(user_path).rglob("*.py"))[:2000]:
+        for path in _sources(Path(user_path)):
             digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _sources(folder: Path) -> list[Path]:
+    """The user's own Python files: not those of environments, caches and installed packages."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in ("site-packages", "node_modules"))
+        found += [Path(parent) / name for name in sorted(files) if name.endswith(".py")]
+    return found
 
 
 def describe(target: str, user_path: str | None = None, timeout_s: float = 300) -> BaseFunction:
@@ -114,6 +123,9 @@ def describe(target: str, user_path: str | None = None, timeout_s: float = 300) 
     values = json.loads(facts)
     if "error" in values:
         raise UserError(f"model {target}: {values['error']}")
+    if user_path is None and not values["module"].startswith("torchtitan."):
+        # A module that is installed somewhere: nothing tells when it changes, so it is read anew each time.
+        return BaseFunction.from_json(values)
     cached.parent.mkdir(parents=True, exist_ok=True)
     scratch = cached.with_suffix(f".{os.getpid()}")
     scratch.write_text(json.dumps(values))

@@ -113,11 +113,15 @@ def _knob_lines(candidate: Candidate, base: BaseFunction, recipe: Recipe) -> tup
             f"config.parallelism.module_fqns_per_model_part = {modules}",
             "config.training.disable_cuda_graphs = True  # not supported with a pipeline",
         ]
-    ac_line, imports = _checkpoint_line(candidate)
-    lines.append(ac_line)
+    imports: dict[str, str] = {}
+    if candidate.activation_checkpoint != base.knobs.get("activation_checkpoint") or (
+        candidate.activation_checkpoint == "memory_budget" and candidate.memory_budget != base.knobs["memory_budget"]
+    ):
+        ac_line, imports = _checkpoint_line(candidate)
+        lines.append(ac_line)
     lines.append(f"config.compile.enable = {candidate.compile}")
     lines.append(f"config.compile.enable_async_tensor_parallel = {candidate.async_tp}")
-    if candidate.compile:
+    if candidate.compile and not base.knobs.get("compile"):
         lines.append('config.compile.components = ["model", "loss"]')
     if candidate.loss_chunks != base.knobs.get("loss_chunks", candidate.loss_chunks):
         lines.append(f"config.loss.num_chunks = {candidate.loss_chunks}")

@@ -47,16 +47,18 @@ def read(target: str, user_path: str | None) -> BaseFunction:
         seq_len=config.training.seq_len,
         local_batch=config.training.local_batch_size,
         global_batch=config.training.global_batch_size,
-        knobs=read_knobs(config),
+        knobs=read_knobs(config, warnings),
         warnings=tuple(warnings),
     )
 
 
-def read_knobs(config: Any) -> dict[str, Any]:
-    """The knob values that a torchtitan config sets."""
+def read_knobs(config: Any, warnings: list[str]) -> dict[str, Any]:
+    """The knob values that a torchtitan config sets; what is none of the knobs' values is warned about."""
     parallel, ac = config.parallelism, config.activation_checkpoint
     kind = type(ac).__qualname__.split(".")[0] if ac is not None else "None"
     names = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget", "None": "none"}
+    if kind not in names:
+        warnings.append(f"activation checkpointing by {kind} is none of the known kinds; it is priced as selective")
     knobs: dict[str, Any] = {
         "tensor_parallel": parallel.tensor_parallel_degree,
         "pipeline_parallel": parallel.pipeline_parallel_degree,

@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: the file exists, or its folder does not.
     """
     from search_space.errors import UserError
+    from search_space.job_file import parse_job
     from search_space.job_template import render_job
     from trial_runner import devices
 
@@ -33,9 +34,17 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{path} exists already; --force overwrites it, or name another file")
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} is no folder")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file")
+    if args.model is not None:
+        parse_job(f"[model]\ntorchtitan = {json.dumps(args.model)}\n", name="--model")
     names = devices.gpu_names()
     slots = devices.num_gpus() or devices.num_cpu_slots()
-    path.write_text(render_job(model=args.model, gpu=names[0] if names else None, devices=slots))
+    text = render_job(model=args.model, gpu=names[0] if names else None, devices=slots)
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     found = {"written": str(path), "gpus": names, "devices": slots}
     if args.json:
         print(json.dumps(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
+from pathlib import Path
 from typing import Any
 
 from search_space.errors import UserError
@@ -34,10 +35,30 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object per event on standard output")
 
 
+def with_options(job: Job, args: argparse.Namespace) -> Job:
+    """The job with the command line's options and absolute paths in it, so that a resumed study needs neither."""
+    records, model = job.records, job.model
+    commit_to = args.commit_to or records.commit_to
+    changes = {
+        "commit_to": str(Path(commit_to).expanduser().resolve()) if commit_to else None,
+        "mlflow_uri": args.mlflow_uri or records.mlflow_uri,
+    }
+    update = {"records": records.model_copy(update=changes)}
+    if model.path is not None:
+        path = str(Path(model.path).expanduser().resolve())
+        return job.model_copy(update={**update, "model": model.model_copy(update={"path": path})})
+    return job.model_copy(update=update)
+
+
 def embedded_job() -> Job:
     """The job that `tune start` runs without a job file."""
+    from trial_runner import devices
+
     text = importlib.resources.files("search_space").joinpath("default_job.toml").read_text()
-    return parse_job(text, name="the embedded default job")
+    job = parse_job(text, name="the embedded default job")
+    # Two devices are enough to see every kind of parallelism, and keep the budget of a first look small.
+    found = devices.num_gpus() or devices.num_cpu_slots()
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"gpus_per_node": min(2, found)})})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         budget = job.budget.gpu_hours * 3600
     else:
         raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
+    job = with_options(job, args)
     model = job.model.torchtitan or job.model.name or "model"
     folder = new_folder(args.study, model.split(":")[-1])
     with lease(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,8 +30,10 @@ def run(args: argparse.Namespace) -> int:
         UserError: no such study, it keeps its records on a server, or MLflow does not start.
     """
     from search_space.errors import UserError
+    from tuner.records.journal import read_journal
     from tuner.records.layout import find_folder
     from tuner.records.mlflow_sink import local_uri
+    from tuner.records.summary import is_held
 
     folder = find_folder(args.study)
     ids_path = folder.root / "mlflow.json"
@@ -40,13 +43,17 @@ def run(args: argparse.Namespace) -> int:
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", local_uri(folder), "--workers", "1"]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))
     log = (folder.root / "mlflow-ui.log").open("w")
     server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait(port, server, folder.root / "mlflow-ui.log")
         ids = json.loads(ids_path.read_text()) if ids_path.exists() else {}
         urls = page_urls(f"http://127.0.0.1:{port}", ids)
-        urls["ray_dashboard"] = "http://127.0.0.1:8265 (while a study runs)"
+        dashboard = next((e["dashboard"] for e in reversed(read_journal(folder.journal)) if e["event"] == "ray"), None)
+        if dashboard and is_held(folder):
+            urls["ray_dashboard"] = dashboard
         if args.json:
             print(json.dumps({"study": folder.name, "urls": urls}), flush=True)
         else:
@@ -103,7 +110,6 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Any) -> None:
 def _stop(server: subprocess.Popen[bytes]) -> None:
     """End the server and the workers it started."""
     import contextlib
-    import signal
 
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

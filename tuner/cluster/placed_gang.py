@@ -135,7 +135,8 @@ class PlacedGang:
             if self._resource not in ("CPU", "GPU"):
                 options["resources"] = {self._resource: held}
             self._agents.append(ray.remote(Agent).options(**options).remote())
-        master = ray.get(self._agents[0].rendezvous.remote(), timeout=AGENT_TIMEOUT_S)
+        patience = min(AGENT_TIMEOUT_S, max(1.0, deadline_s - self.wall_s))
+        master = ray.get(self._agents[0].rendezvous.remote(), timeout=patience)
         assert self.placed_at is not None
         left = max(1.0, deadline_s - (time.monotonic() - self.placed_at))
         spec, width = asdict(self._spec), self._shape.ranks_per_node
@@ -144,7 +145,7 @@ class PlacedGang:
                 agent.start.remote(spec, list(range(node * width, (node + 1) * width)), node, master, left)
                 for node, agent in enumerate(self._agents)
             ],
-            timeout=AGENT_TIMEOUT_S,
+            timeout=min(AGENT_TIMEOUT_S, left),
         )
 
     def poll(self) -> GangEnd | None:

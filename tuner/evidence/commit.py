@@ -12,6 +12,7 @@ from typing import Any
 from search_space.candidate import Candidate
 from trial_runner.recipe.config_file import render
 from tuner.evidence.compare import Comparison
+from tuner.evidence.compare import UNCHANGED
 from tuner.repository import commit_files
 from tuner.repository import open_repository
 from tuner.repository import read_file
@@ -42,6 +43,22 @@ COLUMNS = (
     "approved_by",
 )
 """Columns of the change table."""
+
+
+def branch_of(study: str) -> str:
+    """The branch that a study's winner goes to: a name that git takes, whatever the study is called."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", study).strip("-") or "study"
+    return f"tune/{plain}"
+
+
+def check_commit_target(study: str, commit_to: str | None) -> None:
+    """Find out before anything is spent whether the winner can be committed.
+
+    Raises:
+        UserError: ``commit_to`` is no git repository.
+    """
+    if commit_to is not None:
+        open_repository(Path(commit_to).expanduser(), create=False)
 
 
 def winner_function(plan: StudyPlan) -> str:
@@ -77,9 +94,11 @@ def commit_winner(
         UserError: ``repository`` is no repository, or git refuses.
     """
     top = open_repository(repository, create)
+    if winner["number"] == baseline["number"]:
+        comparison = UNCHANGED
     candidate = Candidate.from_json(winner["candidate"])
     name = winner_function(plan)
-    branch = "tune/" + re.sub(r"[^A-Za-z0-9._-]+", "-", study).strip("-.")
+    branch = branch_of(study)
     header = _evidence(plan, study, winner, baseline, comparison)
     text = render(candidate, plan.base, plan.recipe, function=name, header=header)
     file = f"{name}.py"

@@ -41,6 +41,16 @@ class Comparison:
         return asdict(self)
 
 
+UNCHANGED = Comparison(
+    step_time_change_pct=0.0,
+    step_time_change_ci_pct=(0.0, 0.0),
+    mfu_points=0.0,
+    runs=(1, 1),
+    significant=False,
+)
+"""A configuration against itself: what is committed when the baseline is kept."""
+
+
 def compare(candidate: Sequence[np.ndarray], baseline: Sequence[np.ndarray], ideal_s: float) -> Comparison:
     """Compare step times.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+import json
 import os
 from pathlib import Path
 import re
@@ -25,6 +26,11 @@ class StudyFolder:
     def name(self) -> str:
         """The study's name: the folder's."""
         return self.root.name
+
+    @property
+    def handle(self) -> str:
+        """What to call the study on the command line: its name, or its path where the name alone is not found."""
+        return self.name if self.root.parent == studies_root() else str(self.root)
 
     @property
     def facts(self) -> Path:
@@ -119,7 +125,16 @@ def find_folder(name: str | None) -> StudyFolder:
     raise UserError(f"study {name!r} not found in {studies_root()}; there are: {known}")
 
 
+def _readable(facts: Path) -> bool:
+    """Whether a study's facts are whole; one torn file must not hide all the others."""
+    try:
+        json.loads(facts.read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def list_folders() -> list[StudyFolder]:
     """All studies under :func:`studies_root`, oldest first."""
-    facts = studies_root().glob("*/study.json")
+    facts = [path for path in studies_root().glob("*/study.json") if _readable(path)]
     return [StudyFolder(path.parent) for path in sorted(facts, key=lambda path: path.stat().st_mtime)]

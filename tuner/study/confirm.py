@@ -27,8 +27,12 @@ def confirm(loop: Loop) -> None:
     best, baseline = state.best, state.baseline
     if best is None or baseline is None or best is baseline:
         return
-    if any(trial["role"] == "confirm" and trial["state"] == "measured" for trial in state.trials):
+    confirmed = [
+        trial["candidate"] for trial in state.trials if trial["role"] == "confirm" and trial["state"] == "measured"
+    ]
+    if best["candidate"] in confirmed:
         return
+    # The baseline is measured again beside every new best: the hour counts, too.
     for record in (best, baseline):
         loop.run_one(Candidate.from_json(record["candidate"]), "confirm")
 

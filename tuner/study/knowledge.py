@@ -18,6 +18,7 @@ from search_space.hardware import GIB
 from search_space.pool import Pool
 from search_space.sampler import Prior
 from search_space.setting import Setting
+from trial_runner.gang import KILL_GRACE_S
 from tuner.study.costs import CostModel
 
 
@@ -90,8 +91,10 @@ class Knowledge:
         """Worst-case wall time of every candidate, seconds, shape (n,)."""
         high = self.assessment.prices.step_time_high_s
         compiled = self.pool["compile"].astype(bool)
-        bounds = np.where(compiled, self.costs.worst_s(True, 0.0), self.costs.worst_s(False, 0.0))
-        return np.asarray(bounds + self.costs.steps * high)
+        startup = np.where(compiled, self.costs.startup_s(True), self.costs.startup_s(False))
+        worst = startup + self.costs.steps * high + KILL_GRACE_S
+        timeout = self.costs.measure.timeout_s
+        return np.asarray(np.minimum(worst, timeout) if timeout else worst)
 
     def prior(self) -> Prior:
         """Predictions for the sampler."""

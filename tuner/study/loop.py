@@ -42,6 +42,15 @@ HEARTBEAT_S = 2.0
 TRANSIENT = ("interrupted", "no_devices", "driver_lost")
 """Failure classes that say nothing about the candidate: it may be asked again."""
 
+RETRIED = (*TRANSIENT, "timeout", "rank_killed", "agent_lost", "node_lost", "start_failed", "rendezvous")
+"""Failure classes after which the baseline is tried again: they speak of the machine, not of the configuration."""
+
+BASELINE_TRIES = 2
+"""Tries of the baseline in one session."""
+
+OPTIMISM = 3.0
+"""Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
+
 Listener = Callable[[dict[str, Any]], None]
 """Called with every event of the study."""
 
@@ -61,6 +70,9 @@ class StudyState:
     """Records of finished trials, earlier sessions included."""
 
     next_number: int = 0
+    first_number: int = 0
+    """Number of this session's first trial."""
+
     stop_asked: bool = False
     """Set by Ctrl-C: start nothing new, stop what runs."""
 
@@ -133,7 +145,7 @@ class Loop:
         worst = self.shape.devices * state.knowledge.worst_s(candidate)
         if state.stop_asked or not state.meter.fits(worst):
             return None
-        number = self._launch(candidate, role, min(SLACK * worst, state.meter.left), None)
+        number = self._launch(candidate, role, self._bounded(min(SLACK * worst, state.meter.left)), None)
         while number in self._running:
             if state.stop_asked:
                 self._stop_all()
@@ -168,8 +180,13 @@ class Loop:
             return False
         trial, candidate = state.asker.ask()
         worst = self.shape.devices * knowledge.worst_s(candidate)
-        self._launch(candidate, "search", min(SLACK * worst, self._left(limit)), trial)
+        self._launch(candidate, "search", self._bounded(min(SLACK * worst, self._left(limit))), trial)
         return True
+
+    def _bounded(self, allowance: float) -> float:
+        """An allowance in device-seconds, cut to the job's own time limit for a trial."""
+        timeout = self.state.plan.job.measure.timeout_s
+        return min(allowance, self.shape.devices * timeout) if timeout else allowance
 
     def _left(self, limit: float) -> float:
         """Device-seconds that the search may still commit."""
@@ -178,30 +195,34 @@ class Loop:
 
     def _start_baseline(self) -> bool:
         state = self.state
-        tried = [trial for trial in state.trials if trial["role"] == "baseline" and trial["state"] == "failed"]
-        if tried:
-            failure = tried[-1]["failure"]
+        failed = [trial for trial in state.trials if trial["role"] == "baseline" and trial["state"] == "failed"]
+        here = [trial for trial in failed if trial["number"] >= state.first_number]
+        final = [trial for trial in failed if trial["failure"]["class"] not in RETRIED]
+        if final or len(here) >= BASELINE_TRIES:
+            failure = (final or here)[-1]["failure"]
             self.reason = f"the baseline failed ({failure['class']}: {failure['text'][:300]})"
             return False
         baseline = state.plan.baseline
         worst = self.shape.devices * state.knowledge.worst_s(baseline)
         if not state.meter.fits(worst):
+            again = " again after it was stopped" if here else ""
             self.reason = (
-                f"budget: not even the baseline fits: its worst case is {worst:.0f} device-seconds, "
+                f"budget: not even the baseline fits{again}: its worst case is {worst:.0f} device-seconds, "
                 f"{state.meter.left:.0f} are left; raise --budget, or lower measure.steps"
             )
             return False
         trial, candidate = state.asker.ask(baseline)
         # Nothing is known of this machine yet, so the baseline may use all there is before it is killed.
-        self._launch(candidate, "baseline", state.meter.left, trial)
+        self._launch(candidate, "baseline", self._bounded(state.meter.left), trial)
         return True
 
     def _nothing_can_win(self) -> bool:
         state, best = self.state, self.state.best
         if best is None:
             return False
-        low = state.knowledge.assessment.prices.step_time_low_s[state.asker.left_positions()]
-        return bool(np.all(low > best["step_time_s"]))
+        prices, left = state.knowledge.assessment.prices, state.asker.left_positions()
+        optimistic = np.log(prices.step_time_s[left]) - OPTIMISM * prices.log_sigma[left]
+        return bool(np.all(optimistic > np.log(best["step_time_ci_s"][1])))
 
     def _launch(self, candidate: Candidate, role: str, allowance: float, asked: optuna.Trial | None) -> int:
         """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
@@ -220,9 +241,7 @@ class Loop:
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
         try:
-            placed = run.place(
-                self._session, self.shape, allowance / self.shape.devices, interrupted=lambda: state.stop_asked
-            )
+            placed = run.place(self._session, self.shape, allowance / self.shape.devices, self._waiting(number))
         except UserError as error:
             self._finish(number, Failure(kind="not_runnable", rank=None, text=str(error)))
             return number
@@ -247,9 +266,20 @@ class Loop:
         )
         return number
 
-    def _reap(self) -> None:
-        """Look at every running trial; finish those that ended; heartbeat."""
+    def _waiting(self, number: int) -> Callable[[], bool]:
+        """What a trial that waits for devices calls: looks after the others, says whether to give up."""
+
+        def look() -> bool:
+            self._reap(but=number)
+            return self.state.stop_asked
+
+        return look
+
+    def _reap(self, but: int | None = None) -> None:
+        """Look at every running trial (one may be left out); finish those that ended; heartbeat."""
         for number, (run, _) in list(self._running.items()):
+            if number == but:
+                continue
             end = run.poll()
             if end is not None:
                 run.release()
@@ -259,6 +289,8 @@ class Loop:
             spending = {number: round(run.device_s, 2) for number, (run, _) in self._running.items()}
             self.state.journal.write("heartbeat", running=spending)
         for number, (run, _) in self._running.items():
+            if number == but:
+                continue
             self.state.tell({"event": "progress", "number": number, "device_s": run.device_s, **run.progress()})
 
     def _stop_all(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 import platform
 import shutil
 from typing import Any
 
 import psutil
 
+from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import Candidate
 from search_space.enumerate import enumerate_pool
 from search_space.errors import UserError
@@ -59,6 +61,9 @@ class StudyPlan:
     threads: int
     """Threads of one CPU slot."""
 
+    workdir: str
+    """Folder that relative paths in the user's config function mean."""
+
     notes: tuple[str, ...] = ()
     """What the user should know before the first trial."""
 
@@ -83,18 +88,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def make_plan(job: Job, peak_flops: float | None = None) -> StudyPlan:
+def make_plan(job: Job, peak_flops: float | None = None, workdir: str | None = None) -> StudyPlan:
     """Resolve a job on this machine.
 
     Args:
         job: the job.
         peak_flops: peak of one device, FLOP/s, when it is known from an earlier session of the same study.
+        workdir: folder that relative paths of the config function mean; None: the user's, else the present one.
 
     Raises:
         UserError: the model cannot be read, the recipe does not fit the baseline, or the cluster is contradictory.
     """
     if job.model.torchtitan is None:
         raise UserError('model: trials need torchtitan = "module:function"; a bare shape can only be planned')
+    if job.search.framework != "torchtitan":
+        raise UserError(
+            f'search: framework = "{job.search.framework}" can be planned (`tune plan`), but trials run torchtitan; '
+            "leave it out to start a study"
+        )
     base = describe(job.model.torchtitan, job.model.path)
     notes = list(base.warnings)
     device, slots = _devices(job.cluster)
@@ -120,8 +131,12 @@ def make_plan(job: Job, peak_flops: float | None = None) -> StudyPlan:
     if device == "cpu" and "compile" not in knobs and shutil.which("g++") is None:
         knobs["compile"] = (False,)
         notes.append("compile is left out: torch.compile on a CPU needs g++, which is not installed")
+    # The loss stays as the user's function computes it unless the job lists other chunk counts.
+    knobs.setdefault("loss_chunks", (baseline.loss_chunks,))
     pool = enumerate_pool(setting, knobs, job.search.allow_numeric_changes)
-    return StudyPlan(job, base, setting, _with(pool, baseline), baseline, device, threads, tuple(notes))
+    _refuse_unrunnable(pool, job)
+    where = workdir or base.user_path or str(Path.cwd())
+    return StudyPlan(job, base, setting, _with(pool, baseline), baseline, device, threads, where, tuple(notes))
 
 
 def _devices(cluster: ClusterSection) -> tuple[str, int]:
@@ -242,8 +257,33 @@ def _fit_micro_batch(baseline: Candidate, setting: Setting) -> Candidate:
     return replace(baseline, micro_batch=fitting)
 
 
+def _refuse_unrunnable(pool: Pool, job: Job) -> None:
+    """Refuse a search over knobs that this version plans with but cannot run.
+
+    Raises:
+        UserError: some candidates of the pool have no place in a torchtitan config.
+    """
+    kinds = pool["activation_checkpoint"]
+    asked = {
+        "float8": pool["float8"].any(),
+        "fsdp_bucket": (pool["fsdp_bucket"] != 1).any(),
+        "accumulate_without_sync": pool["accumulate_without_sync"].any(),
+        "forward_prefetch": (pool["forward_prefetch"] != 0).any(),
+        "activation_checkpoint = first_n": (kinds == ACTIVATION_CHECKPOINT.index("first_n")).any(),
+    }
+    names = [name for name, wanted in asked.items() if wanted]
+    if names:
+        hint = " (allow_numeric_changes brings float8 in)" if job.search.allow_numeric_changes else ""
+        raise UserError(
+            f"search: {', '.join(names)} can be planned but not run by this version; leave it out of [search]{hint}"
+        )
+
+
 def _with(pool: Pool, baseline: Candidate) -> Pool:
     """The pool with the baseline in it."""
     if len(pool) and any(pool.candidate(i) == baseline for i in range(len(pool))):
         return pool
-    return Pool.concatenate([pool, replace(Pool.from_candidates([baseline]), env_names=pool.env_names)])
+    names = tuple(dict.fromkeys([*pool.env_names, baseline.env]))
+    alone = Pool.from_candidates([baseline])
+    alone.columns["env"][:] = names.index(baseline.env)
+    return Pool.concatenate([replace(pool, env_names=names), replace(alone, env_names=names)])

@@ -20,6 +20,7 @@ from trial_runner import devices
 from trial_runner.recipe.base import BaseFunction
 from tuner.budget import Meter
 from tuner.cluster.session import join
+from tuner.evidence.commit import check_commit_target
 from tuner.evidence.commit import commit_winner
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
@@ -34,8 +35,8 @@ from tuner.study.knowledge import Knowledge
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
 from tuner.study.loop import observation_of
+from tuner.study.loop import RETRIED
 from tuner.study.loop import StudyState
-from tuner.study.loop import TRANSIENT
 from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
@@ -72,7 +73,10 @@ def lease(folder: StudyFolder) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    folder.root.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"study folder {folder.root} cannot be made: {error.strerror}") from None
     with folder.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,9 +116,12 @@ def create(folder: StudyFolder, job: Job) -> StudyPlan:
         "warmup_steps": job.measure.warmup_steps,
         "versions": versions(),
         "git_head": head_of(Path.cwd()),
+        "workdir": plan.workdir,
         "base": plan.base.to_json(),
     }
-    folder.facts.write_text(json.dumps(facts, indent=1))
+    scratch = folder.facts.with_suffix(".writing")
+    scratch.write_text(json.dumps(facts, indent=1))
+    scratch.replace(folder.facts)
     return plan
 
 
@@ -131,7 +138,20 @@ def reopen(folder: StudyFolder) -> StudyPlan:
     if changed:
         words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
         raise UserError(f"study {folder.name}: {words} since it began; start a new study")
-    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None)
+    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None, facts.get("workdir"))
+    found = {
+        "device": plan.device,
+        "hardware": plan.setting.hardware.name,
+        "num_devices": plan.setting.num_devices,
+        "seq_len": plan.setting.seq_len,
+        "global_batch_seqs": plan.setting.global_batch_seqs,
+    }
+    differing = [f"{name} {facts[name]} → {value}" for name, value in found.items() if facts[name] != value]
+    if differing:
+        raise UserError(
+            f"study {folder.name}: {', '.join(differing)} since it began, so old and new trials would not compare; "
+            "resume it on the same devices, or start a new study"
+        )
     if plan.base.shape != BaseFunction.from_json(facts["base"]).shape:
         raise UserError(f"study {folder.name}: the model {facts['function']} changed since it began; start a new study")
     return plan
@@ -154,6 +174,7 @@ def run_study(
     Raises:
         UserError: the cluster cannot be joined or does not fit the job, or the winner cannot be committed.
     """
+    check_commit_target(folder.name, options.commit_to)
     before = summarise(folder)
     journal = Journal(folder.journal)
     state = _open_state(folder, plan, options, journal, list(listeners), before)
@@ -216,7 +237,7 @@ def _open_state(
     meter = Meter(options.budget_device_s, before.spent_device_s)
     numbers = [trial["number"] for trial in before.trials] + list(before.running)
     state = StudyState(plan, folder, journal, meter, asker, knowledge, listeners, list(before.trials))
-    state.next_number = max(numbers, default=-1) + 1
+    state.next_number = state.first_number = max(numbers, default=-1) + 1
     for record in before.trials:
         if record["state"] == "measured":
             candidate_steps = costs.steps * record["step_time_s"]
@@ -225,7 +246,7 @@ def _open_state(
         knowledge.observe(observation)
     asker.adopt(before.trials)
     for record in before.trials:
-        if record["state"] == "failed" and record["failure"]["class"] not in TRANSIENT:
+        if record["state"] == "failed" and record["failure"]["class"] not in RETRIED:
             knowledge.block(Candidate.from_json(record["candidate"]))
     return state
 
@@ -241,10 +262,15 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
     baseline = state.baseline
     assert baseline is not None
     state.emit("winner", number=winner["number"], label=winner["label"], comparison=comparison.to_json())
-    target = Path(options.commit_to) if options.commit_to else state.folder.repository
-    done = commit_winner(
-        state.plan, state.folder.name, winner, baseline, comparison, target, create=options.commit_to is None
-    )
+    target = Path(options.commit_to).expanduser() if options.commit_to else state.folder.repository
+    try:
+        done = commit_winner(
+            state.plan, state.folder.name, winner, baseline, comparison, target, create=options.commit_to is None
+        )
+    except UserError as error:
+        # What was measured must not be lost to a repository; `tune resume` commits once it is mended.
+        state.emit("warning", text=f"the winner was not committed: {error}")
+        return UNSERVABLE, _end(state, reason)
     state.emit("commit", **done)
     return DONE, _end(state, reason)
 
@@ -296,7 +322,7 @@ def _interruptible(state: StudyState) -> Iterator[None]:
         state.stop_asked = True
         state.tell({"event": "stopping"})
 
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -130,6 +130,7 @@ class TrialRun:
             seed=plan.job.recipe.seed,
             data=plan.job.recipe.data,
             user_path=plan.base.user_path,
+            workdir=plan.workdir,
             threads=plan.threads,
             env=env,
             header={
@@ -277,10 +278,18 @@ def mean_over_ranks(found: Breakdown) -> dict[str, Any] | None:
 def recompute_share(candidate: Candidate, plan: StudyPlan) -> float:
     """FLOP that activation checkpointing runs again, as a share of the model FLOP.
 
-    Full recomputes each block's forward. Selective keeps every matrix product's output, so what it runs again is
-    below what this account counts: zero.
+    Full runs each block's forward again. Selective by operator (torchtitan 0.3.0's SelectiveAC) runs every second
+    product of a block again, the output and the up projection, and saves attention. For a memory budget the
+    partitioner decides; the square of the share given up is the ledger's account of it.
     """
-    if candidate.activation_checkpoint != "full":
-        return 0.0
     shape, seq_len = plan.setting.shape, plan.setting.seq_len
-    return recompute_flop_per_token(shape, seq_len) / flop_per_token(shape, seq_len)
+    whole = recompute_flop_per_token(shape, seq_len) / flop_per_token(shape, seq_len)
+    match candidate.activation_checkpoint:
+        case "full":
+            return whole
+        case "memory_budget":
+            return whole * (1 - candidate.memory_budget) ** 2
+        case "selective":
+            again = shape.layers * shape.hidden * (shape.value_width + shape.feed_forward_width)
+            return 2.0 * again / flop_per_token(shape, seq_len)
+    return 0.0
