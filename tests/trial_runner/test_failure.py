@@ -60,3 +60,14 @@ def test_without_errors_the_gang_end_names_it(tmp_path: Path, ended: str, kind: 
 def test_json_has_the_contract_keys(tmp_path: Path) -> None:
     facts = find_failure(tmp_path, 1, "timeout", {}).to_json()
     assert {"class", "rank", "text"} <= set(facts)
+
+
+def test_a_torn_error_file_and_an_odd_signal_are_no_fault_of_ours(tmp_path: Path) -> None:
+    rank_error(tmp_path, 0).write_text('{"rank": 0, "unix')
+    failure = find_failure(tmp_path, 2, "failed", {0: 1, 1: -40}, {0: 2.0, 1: 1.0})
+    assert failure.rank == 1 and "signal 40" in failure.text
+
+
+def test_a_store_that_lost_its_peer_is_an_echo(tmp_path: Path) -> None:
+    found = classify("builtins.RuntimeError: TCPStore recv failed: Connection reset by peer")
+    assert found is not None and found.kind == "peer_lost" and found.secondary

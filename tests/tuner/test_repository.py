@@ -9,6 +9,8 @@ import pytest
 
 from search_space.errors import UserError
 from tuner.evidence.commit import add_row
+from tuner.evidence.commit import branch_of
+from tuner.evidence.commit import check_commit_target
 from tuner.evidence.commit import COLUMNS
 from tuner.repository import commit_files
 from tuner.repository import git
@@ -71,3 +73,16 @@ def test_change_table_keeps_other_studies_and_replaces_its_own() -> None:
     table = add_row(table, row | {"what": "z"})
     lines = table.splitlines()
     assert len(lines) == 3 and ",b," in lines[1] and ",z," in lines[2]
+
+
+@pytest.mark.parametrize("study", ["a..b", "x.lock", "日本", "-x-", "a/b c", "ok-1"])
+def test_branch_names_are_ones_that_git_takes(study: str) -> None:
+    done = subprocess.run(["git", "check-ref-format", f"refs/heads/{branch_of(study)}"])
+    assert done.returncode == 0
+
+
+def test_commit_target_is_checked_before_anything_is_spent(tmp_path: Path, dirty: Path) -> None:
+    check_commit_target(None)
+    check_commit_target(str(dirty))
+    with pytest.raises(UserError, match="not a git repository"):
+        check_commit_target(str(tmp_path / "nowhere"))

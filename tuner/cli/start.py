@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.resources
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from tuner.budget import parse_budget
     from tuner.cli.running import run_session
+    from tuner.evidence.commit import check_commit_target
     from tuner.records.layout import new_folder
     from tuner.study.run import create
     from tuner.study.run import lease
@@ -83,5 +85,13 @@ def run(args: argparse.Namespace) -> int:
     job = with_options(job, args)
     model = job.model.torchtitan or job.model.name or "model"
     folder = new_folder(args.study, model.split(":")[-1])
-    with lease(folder):
-        return run_session(folder, lambda: create(folder, job), job, budget, args)
+    check_commit_target(job.records.commit_to)
+    try:
+        with lease(folder):
+            return run_session(folder, lambda: create(folder, job), job, budget, args)
+    finally:
+        if not folder.facts.exists():
+            # Nothing came of it: a request that could not be served leaves no empty study behind.
+            folder.lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.root.rmdir()

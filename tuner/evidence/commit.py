@@ -51,7 +51,7 @@ def branch_of(study: str) -> str:
     return f"tune/{plain}"
 
 
-def check_commit_target(study: str, commit_to: str | None) -> None:
+def check_commit_target(commit_to: str | None) -> None:
     """Find out before anything is spent whether the winner can be committed.
 
     Raises:

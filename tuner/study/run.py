@@ -174,7 +174,7 @@ def run_study(
     Raises:
         UserError: the cluster cannot be joined or does not fit the job, or the winner cannot be committed.
     """
-    check_commit_target(folder.name, options.commit_to)
+    check_commit_target(options.commit_to)
     before = summarise(folder)
     journal = Journal(folder.journal)
     state = _open_state(folder, plan, options, journal, list(listeners), before)

@@ -1,0 +1,108 @@
+"""From a job to a plan: the baseline as the user runs it, and requests that trials cannot serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_space.errors import UserError
+from search_space.job import Job
+from search_space.job_file import parse_job
+from search_space.model import ModelShape
+from trial_runner import devices
+from trial_runner.recipe.base import BaseFunction
+from tuner.cli.start import embedded_job
+from tuner.study import plan as plan_module
+from tuner.study.plan import make_plan
+from tuner.study.plan import StudyPlan
+
+
+TEXT = """
+[model]
+torchtitan = "llama3:llama3_debugmodel"
+[cluster]
+gpu = "cpu"
+gpus_per_node = 2
+[recipe]
+seq_len = 128
+global_batch_seqs = 8
+precision = "fp32"
+"""
+
+
+@pytest.fixture
+def plan_of(debug_shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A planner that reads no module: the function's facts are given."""
+
+    def planner(text: str | Job, **knobs: Any) -> StudyPlan:
+        facts: dict[str, Any] = {
+            "tensor_parallel": 1,
+            "pipeline_parallel": 1,
+            "schedule": "Interleaved1F1B",
+            "context_parallel": 1,
+            "expert_parallel": 1,
+            "data_parallel_replicate": 1,
+            "data_parallel_shard": -1,
+            "reshard_after_forward": "default",
+            "pipeline_microbatch": 1,
+            "activation_checkpoint": "selective",
+            "compile": False,
+            "async_tp": False,
+            "loss_chunks": 8,
+        }
+        base = BaseFunction(
+            module="m", function="f", user_path=None, shape=debug_shape, num_params=debug_shape.num_params,
+            seq_len=2048, local_batch=8, global_batch=-1, knobs=facts | knobs,
+        )  # fmt: skip
+        monkeypatch.setattr(plan_module, "describe", lambda target, path: base)
+        return make_plan(parse_job(text) if isinstance(text, str) else text, peak_flops=5e10)
+
+    return planner
+
+
+def test_baseline_is_the_function_as_it_is(plan_of: Any) -> None:
+    plan = plan_of(TEXT)
+    assert (plan.baseline.data_parallel_shard, plan.baseline.micro_batch) == (2, 4)
+    assert plan.baseline.activation_checkpoint == "selective" and plan.baseline.schedule == "1F1B"
+    assert plan.baseline in plan.pool.candidates()
+    assert plan.workdir == str(Path.cwd())
+
+
+@pytest.mark.parametrize("chunks", [1, 8, 16])
+def test_the_loss_stays_as_the_function_computes_it(plan_of: Any, chunks: int) -> None:
+    assert set(plan_of(TEXT, loss_chunks=chunks).pool["loss_chunks"].tolist()) == {chunks}
+
+
+def test_baseline_keeps_its_own_environment(plan_of: Any) -> None:
+    lists = "[env.fast]\nA = '1'\n[env.slow]\nA = '2'\n[baseline]\nenv = 'fast'\n"
+    assert plan_of(TEXT + lists).baseline.env == "fast"
+    plan = plan_of(TEXT + "[search]\nenv = ['slow', 'fast']\n" + lists)
+    assert plan.baseline in plan.pool.candidates()
+    assert {candidate.env for candidate in plan.pool.candidates()} == {"slow", "fast"}
+
+
+@pytest.mark.parametrize(
+    "knob", ["fsdp_bucket = [1, 2]", "nosync = [true]", "prefetch = [1]", "ac = ['first_n']\nfirst_n = [2]"]
+)
+def test_knobs_that_cannot_run_are_refused_before_anything_is_spent(plan_of: Any, knob: str) -> None:
+    with pytest.raises(UserError, match="can be planned but not run"):
+        plan_of(TEXT + f"[search]\n{knob}\n")
+
+
+def test_another_framework_is_planned_not_started(plan_of: Any) -> None:
+    with pytest.raises(UserError, match="tune plan"):
+        plan_of(TEXT + '[search]\nframework = "megatron"\n')
+
+
+def test_degrees_that_do_not_multiply_are_said(plan_of: Any) -> None:
+    with pytest.raises(UserError, match="multiply to 4 devices, the cluster has 2"):
+        plan_of(TEXT + "[baseline]\ntp = 2\ndp = 2\n")
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 8, 64])
+def test_embedded_job_fits_every_machine(plan_of: Any, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "num_gpus", lambda: 0)
+    monkeypatch.setattr(devices, "num_cpu_slots", lambda: slots)
+    assert plan_of(embedded_job()).setting.num_devices == min(2, slots)
