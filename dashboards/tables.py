@@ -93,18 +93,27 @@ def trial_table(trials: list[dict[str, Any]], running: dict[int, dict[str, Any]]
     return table
 
 
-def parts_table(trials: list[dict[str, Any]]) -> Table:
-    """Where the traced step of each trial went: seconds, mean over its ranks; each column adds up to its step."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title="where a traced step went", title_justify="left")
-    table.add_column("seconds")
-    for trial in trials:
-        table.add_column(f"trial {trial['number']} {trial['label']}", justify="right")
-    found = [trial["breakdown"] for trial in trials]
-    table.add_row("useful", *(f"{parts['useful_s']:.4f}" for parts in found))
-    for name in found[0]["parts_s"]:
-        table.add_row(name.replace("_", " "), *(f"{parts['parts_s'][name]:.4f}" for parts in found))
-    table.add_row("unexplained", *(f"{parts['unexplained_s']:.4f}" for parts in found))
-    table.add_row("step", *(f"{parts['step_s']:.4f}" for parts in found), style="bold")
+def parts_table(trial: dict[str, Any], width: int = 40) -> Table:
+    """Where a trial's traced step went: a waterfall from useful to measured, mean over its ranks.
+
+    Each bar begins where the one above ends, so the last one ends at the step.
+    """
+    found = trial["breakdown"]
+    step = found["step_s"]
+    rows = {"useful": found["useful_s"], **found["parts_s"], "unexplained": found["unexplained_s"]}
+    title = f"where a traced step of trial {trial['number']} went ({trial['label']})"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("% of step", justify="right")
+    table.add_column("")
+    done = 0.0
+    for name, seconds in rows.items():
+        start, end = (round(width * share / step) for share in (done, done + seconds))
+        bar = " " * start + "█" * max(end - start, 1 if seconds > 0 else 0)
+        table.add_row(name.replace("_", " "), f"{seconds:.4f}", f"{100 * seconds / step:.1f}", bar)
+        done += seconds
+    table.add_row("step", f"{step:.4f}", "100.0", "█" * width, style="bold")
     return table
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from dashboards.live import choose_display
 from dashboards.live import JsonDisplay
 from dashboards.live import LiveDisplay
+from dashboards.tables import parts_table
 from dashboards.tables import trial_table
 from search_space.candidate import Candidate
 
@@ -90,3 +91,13 @@ def test_winner_is_marked_over_best() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(trial_table([TRIAL, FAILED], {}, winner=1))
     assert "winner" in console.export_text()
+
+
+def test_waterfall_ends_at_the_step() -> None:
+    parts = {"bubble": 0.2, "exposed_communication": 0.1}
+    trial = TRIAL | {"breakdown": {"step_s": 1.0, "useful_s": 0.6, "parts_s": parts, "unexplained_s": 0.1}}
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(parts_table(trial, width=10))
+    rows = {line.split("  ")[0].strip(): line.rstrip() for line in console.export_text().splitlines()[2:]}
+    assert rows["useful"].endswith("██████") and rows["unexplained"].endswith("         █")
+    assert len({len(rows[name]) for name in ("unexplained", "step")}) == 1

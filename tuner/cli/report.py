@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if winner is None:
         return 0
     console.print()
-    shown = [trial for trial in (baseline, winner) if trial is not None and trial.get("breakdown")]
-    if shown:
-        console.print(parts_table(shown))
+    for trial in dict.fromkeys(t["number"] for t in (baseline, winner) if t is not None and t.get("breakdown")):
+        console.print(parts_table(by_number[trial]))
         console.print()
     if not changed:
         console.print("the winner is the baseline: nothing measured beat it beyond noise", markup=False)
