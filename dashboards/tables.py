@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich.console import Console
@@ -164,10 +163,3 @@ def print_infeasible(console: Console, summary: Summary, folder: StudyFolder) ->
     if folder.rejected.exists():
         lines = sum(1 for _ in folder.rejected.open())
         console.print(f"all reasons: {folder.rejected} ({lines} candidates)", markup=False)
-
-
-def rejected_rows(folder: StudyFolder) -> list[dict[str, Any]]:
-    """Refused candidates with their reasons, as the study wrote them."""
-    if not folder.rejected.exists():
-        return []
-    return [json.loads(line) for line in folder.rejected.read_text().splitlines()]

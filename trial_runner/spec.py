@@ -93,6 +93,11 @@ def rank_error(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.error.json"
 
 
+def node_clocks(folder: Path, node: int) -> Path:
+    """Where the clock samples of the gang's ``node`` go."""
+    return folder / f"clocks-node{node}.jsonl"
+
+
 def rank_trace(folder: Path, rank: int) -> Path:
     """Where ``rank`` writes its profiler trace."""
     return folder / f"rank{rank}.trace.json.gz"

@@ -34,6 +34,8 @@ def test_last_event_is_the_contract(finished: Finished) -> None:
         assert trial["step_time_ci_s"][0] <= trial["step_time_s"] <= trial["step_time_ci_s"][1]
         assert 0 < trial["mfu_pct"] <= trial["hfu_pct"] and trial["peak_reserved_gib"] > 0.1
         assert trial["loss_first"] == pytest.approx(8.07, abs=0.15)
+        assert trial["breakdown"]["step_s"] > 0
+        assert (Path(trial["folder"]) / "clocks-node0.jsonl").read_text().count("unix_s") > 3
         assert trial["traces"] and all(Path(trace).stat().st_size > 1000 for trace in trial["traces"])
     assert Candidate.from_json(end["trials"][0]["candidate"]) != Candidate.from_json(end["trials"][1]["candidate"])
     assert 0 < end["spent_device_s"] <= end["budget_device_s"]

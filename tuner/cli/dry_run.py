@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     """Declare the verb."""
     parser = subparsers.add_parser("dry-run", help="one candidate's real program on fake tensors")
     parser.add_argument("job", metavar="JOB.toml", help="job file; the model must be a torchtitan function")
-    parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1 (default: the baseline)")
+    parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1")
     parser.add_argument("--ranks", choices=("all", "worst"), default="all", help="pipeline ranks (worst: the first)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.set_defaults(run=run)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from trial_runner.clocks import ClockSampler
 from trial_runner.gang import free_port
 from trial_runner.gang import NodeShare
+from trial_runner.spec import node_clocks
 from trial_runner.spec import TrialSpec
 
 
@@ -15,6 +18,7 @@ class Agent:
 
     def __init__(self) -> None:
         self._share: NodeShare | None = None
+        self._clocks: ClockSampler | None = None
 
     def rendezvous(self) -> tuple[str, int]:
         """Address of this node and a free port on it."""
@@ -32,6 +36,8 @@ class Agent:
         devices = None
         if spec["device"] == "gpu":
             devices = [str(i) for i in ray.get_gpu_ids()]
+        self._clocks = ClockSampler(node_clocks(Path(spec["folder"]), node))
+        self._clocks.__enter__()
         self._share = NodeShare(
             TrialSpec(**spec),
             ranks=ranks,
@@ -44,9 +50,18 @@ class Agent:
     def poll(self) -> dict[str, Any]:
         """The node-share's state, see :class:`trial_runner.gang.GangState`."""
         assert self._share is not None
-        return asdict(self._share.poll())
+        state = self._share.poll()
+        if state.ended is not None:
+            self._stop_clocks()
+        return asdict(state)
 
     def stop(self) -> dict[str, Any]:
         """Stop the ranks and wait until they are gone."""
         assert self._share is not None
+        self._stop_clocks()
         return asdict(self._share.stop())
+
+    def _stop_clocks(self) -> None:
+        clocks, self._clocks = self._clocks, None
+        if clocks is not None:
+            clocks.__exit__()

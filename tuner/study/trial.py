@@ -8,7 +8,6 @@ import json
 import os
 from pathlib import Path
 import sys
-import time
 from typing import Any
 
 from search_space.candidate import Candidate
@@ -20,6 +19,7 @@ from trial_runner.breakdown import break_down
 from trial_runner.breakdown import Breakdown
 from trial_runner.breakdown import PARTS
 from trial_runner.breakdown.ideal import ideal_by_rank
+from trial_runner.clocks import read_clocks
 from trial_runner.failure import Failure
 from trial_runner.failure import find_failure
 from trial_runner.failure import log_tail
@@ -28,6 +28,7 @@ from trial_runner.measure import measure
 from trial_runner.measure import Measurement
 from trial_runner.recipe.config_file import function_name
 from trial_runner.recipe.config_file import render
+from trial_runner.spec import node_clocks
 from trial_runner.spec import rank_steps
 from trial_runner.spec import rank_trace
 from trial_runner.spec import TrialSpec
@@ -62,7 +63,6 @@ class TrialRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._study = folder.name
         self._gang: PlacedGang | None = None
-        self._started = time.monotonic()
         self.allowance_s = 0.0
 
     def place(
@@ -246,12 +246,14 @@ class TrialRun:
         if not traces:
             return {}
         setting = self.plan.setting
+        clocks = node_clocks(self.folder, 0)
         try:
             found = break_down(
                 [Path(trace) for trace in traces],
                 ideal_by_rank_s=ideal_by_rank(setting, self.candidate),
                 measured_step_s=step_s,
                 peak_flops=setting.hardware.peak(setting.precision),
+                clocks=read_clocks(clocks) if clocks.exists() else None,
             )
         except UserError as error:
             return {"breakdown": None, "breakdown_error": str(error)}
