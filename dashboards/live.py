@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -46,8 +48,13 @@ class JsonDisplay(Display):
     def __call__(self, event: dict[str, Any]) -> None:
         """Print the event; progress is left out, it repeats several times a second."""
         partial = event["event"] == "study_end" and "trials" not in event
-        if event["event"] not in ("progress", "planning") and not partial:
+        if event["event"] in ("progress", "planning") or partial:
+            return
+        try:
             print(json.dumps(event), flush=True)
+        except BrokenPipeError:
+            # Whoever read the events has left; the study goes on, its journal has them all.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
 class PlainDisplay(Display):

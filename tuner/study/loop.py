@@ -161,7 +161,7 @@ class Loop:
     def _start_next(self, limit: float) -> bool:
         state, knowledge = self.state, self.state.knowledge
         job = state.plan.job
-        searched = sum(trial["role"] != "confirm" for trial in state.trials) + len(self._running)
+        searched = sum(map(_counts, state.trials)) + len(self._running)
         if job.search.max_trials and searched >= job.search.max_trials:
             self.reason = f"max_trials = {job.search.max_trials} reached"
             return False
@@ -337,6 +337,12 @@ class Loop:
             step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
             asker.tell_failed(asked, step, outcome.kind)
             knowledge.block(candidate)
+
+
+def _counts(record: dict[str, Any]) -> bool:
+    """Whether a trial counts towards the job's limit: one of the search that was not cut off from outside."""
+    cut_off = (record["failure"] or {}).get("class") in TRANSIENT
+    return record["role"] != "confirm" and not cut_off
 
 
 def observation_of(record: dict[str, Any]) -> Observation | None:
