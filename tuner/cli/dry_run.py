@@ -7,10 +7,15 @@ from dataclasses import replace
 import json
 import sys
 from typing import Any
+from typing import TYPE_CHECKING
 
 from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.job import Job
+
+
+if TYPE_CHECKING:
+    from trial_runner.dry_run import DryRun
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,6 +24,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("job", metavar="JOB.toml", help="job file; the model must be a torchtitan function")
     parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1")
     parser.add_argument("--ranks", choices=("all", "worst"), default="all", help="pipeline ranks (worst: the first)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="train the same steps for real on CPU ranks here and compare (small models, few ranks)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document")
     parser.set_defaults(run=run)
 
@@ -32,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from search_space.job_file import load_job
     from search_space.resolve import setting_from_job
     from trial_runner.dry_run import dry_run
+    from trial_runner.dry_run import truth
     from trial_runner.recipe.base import describe
     from trial_runner.recipe.config_file import Recipe
 
@@ -45,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     ranks = [0] if args.ranks == "worst" else None
     if not args.json:
         print(f"dry run of {candidate.label()} at {candidate.num_devices} ranks …", file=sys.stderr)
-    found = dry_run(candidate, base, recipe, ranks, parallel=2)
+    # Checked against CPU ranks, the dry run must keep for backward what CPU kernels keep.
+    found = dry_run(candidate, base, recipe, ranks, parallel=2, gpu_kernels=not args.check)
     facts = {
         "candidate": candidate.to_json(),
         "valid": found.valid,
@@ -62,11 +74,37 @@ def run(args: argparse.Namespace) -> int:
         ],
         "elapsed_s": found.elapsed_s,
     }
+    if args.check and found.valid:
+        facts["check"] = compare_with_truth(found, truth(candidate, base, recipe))
     if args.json:
         print(json.dumps(facts))
     else:
         _show(facts)
     return 0 if found.valid else 2
+
+
+def compare_with_truth(computed: DryRun, trained: DryRun) -> dict[str, Any]:
+    """Dry run and real training side by side, by pipeline rank.
+
+    Raises:
+        UserError: the real training failed, so there is nothing to compare with.
+    """
+    if not trained.valid:
+        raise UserError(f"check: training it for real on this machine's CPU failed: {trained.error}")
+    real = {rank.pp_rank: rank for rank in trained.ranks}
+    return {
+        "ranks": [
+            {
+                "pp_rank": rank.pp_rank,
+                "trained_peak_allocated_gib": real[rank.pp_rank].peak_allocated_bytes / 2**30,
+                "difference_pct": 100 * (rank.peak_allocated_bytes / real[rank.pp_rank].peak_allocated_bytes - 1),
+                "flop_equal": rank.flop == real[rank.pp_rank].flop,
+                "collectives_equal": rank.collectives == real[rank.pp_rank].collectives,
+            }
+            for rank in computed.ranks
+        ],
+        "elapsed_s": trained.elapsed_s,
+    }
 
 
 def choose_candidate(job: Job, text: str | None, num_devices: int) -> Candidate:
@@ -111,6 +149,13 @@ def _show(facts: dict[str, Any]) -> None:
         cells = [f"{rank['by_kind_gib'][kind]:.3f}" for kind in kinds]
         table.add_row(str(rank["pp_rank"]), f"{rank['peak_allocated_gib']:.3f}", *cells, f"{rank['flop']:.4g}")
     console.print(table)
+    for rank in facts.get("check", {}).get("ranks", []):
+        console.print(
+            f"rank {rank['pp_rank']} trained for real: {rank['trained_peak_allocated_gib']:.3f} GiB "
+            f"(dry run {rank['difference_pct']:+.2f}%), FLOP {'equal' if rank['flop_equal'] else 'differ'}, "
+            f"collectives {'equal' if rank['collectives_equal'] else 'differ'}",
+            markup=False,
+        )
     console.print(
         f"eager, two steps, {facts['elapsed_s']:.0f} s; allocated bytes only: not the allocator's rounding, "
         "communicator buffers, CUDA context and kernel workspaces",
