@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pruning.coefficients import prior
 from pruning.explain import explain
 from search_space.errors import UserError
 from search_space.job_file import parse_job
@@ -196,3 +197,15 @@ def test_validate_scores_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         call(validate_verb, str(table), "--calibrate", "some")
     with pytest.raises(UserError, match="cannot be read"):
         call(validate_verb, "absent.csv")
+
+
+def test_plan_with_a_studys_coefficients_and_not_with_another_machines() -> None:
+    job = parse_job(JOB.format(framework="torchtitan"))
+    believed = prior(setting_from_job(job))
+    slower = believed.with_value("gemm_efficiency", believed.value("gemm_efficiency") / 2)
+    before = plan_verb.plan(job, 1, 0)["candidates"][0]
+    after = plan_verb.plan(job, 1, 0, json.dumps(slower.to_json()))["candidates"][0]
+    assert after["step_time_s"] > 1.2 * before["step_time_s"]
+    elsewhere = json.dumps(slower.to_json()).replace(setting_from_job(job).hardware.name, "A100-SXM-80GB")
+    with pytest.raises(UserError):
+        plan_verb.plan(job, 1, 0, elsewhere)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 import time
 from typing import Any
+
+from search_space.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -14,6 +17,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("job", metavar="JOB.toml", help="job file")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="candidates to show (default 10)")
     parser.add_argument("--near", type=int, default=5, metavar="K", help="refused candidates to show (default 5)")
+    parser.add_argument(
+        "--coefficients", metavar="FILE", help="a study's coefficients.json: plan with what its trials calibrated"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(run=run)
 
@@ -27,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     from search_space.job_file import load_job
 
-    document = plan(load_job(args.job), args.top, args.near)
+    document = plan(load_job(args.job), args.top, args.near, read_text(args.coefficients))
     document["elapsed_s"] = time.perf_counter() - started
     if args.json:
         print(json.dumps(document))
@@ -36,24 +42,44 @@ def run(args: argparse.Namespace) -> int:
     return 0 if document["feasible"] else 2
 
 
-def plan(job: Any, top: int, near: int) -> dict[str, Any]:
+def read_text(path: str | None) -> str | None:
+    """The text of a coefficients file; None when none is named.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"coefficients {path}: cannot be read ({error}); a study writes coefficients.json") from None
+
+
+def plan(job: Any, top: int, near: int, coefficients: str | None = None) -> dict[str, Any]:
     """The document of the command-line contract, without its elapsed time.
 
     Args:
         job: a :class:`search_space.job.Job`.
         top: feasible candidates to list, best first.
         near: refused candidates to list, nearest first.
+        coefficients: JSON text of calibrated coefficients; absent: the shipped priors.
+
+    Raises:
+        UserError: the job cannot be resolved, or the coefficients are for other hardware or another framework.
     """
     import numpy as np
 
     from pruning.assess import assess
+    from pruning.calibration import load_coefficients
     from pruning.explain import plan_entry
     from search_space.enumerate import enumerate_pool
     from search_space.resolve import setting_from_job
 
     setting = setting_from_job(job)
     pool = enumerate_pool(setting, job.search.knobs, job.search.allow_numeric_changes)
-    assessment = assess(pool, setting)
+    known = load_coefficients(coefficients, setting) if coefficients is not None else None
+    assessment = assess(pool, setting, known)
     feasible = np.flatnonzero(assessment.feasible)
     order = feasible[np.argsort(assessment.prices.step_time_s[feasible], kind="stable")]
     return {
