@@ -35,9 +35,8 @@ def run(args: argparse.Namespace) -> int:
     folder = find_folder(args.study)
     summary = summarise(folder)
     by_number = {trial["number"]: trial for trial in summary.trials}
-    winner, baseline = by_number.get(summary.winner or -1), by_number.get(summary.baseline or 0)
-    if summary.winner == 0:
-        winner = by_number.get(0)
+    winner = by_number.get(summary.winner) if summary.winner is not None else None
+    baseline = by_number.get(summary.baseline) if summary.baseline is not None else None
     changed: dict[str, Any] = {}
     diff: list[str] = []
     if winner is not None and baseline is not None:
