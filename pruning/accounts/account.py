@@ -71,6 +71,9 @@ class Account:
     gathers_inputs: bool = True
     """Whether inputs of column-parallel products are kept gathered over the tensor-parallel ranks."""
 
+    token_extra: float = 0.0
+    """Sequence-sharded copies, in hidden widths per token, that a block keeps more."""
+
     parallel_extra: float = 0.0
     """Sequence-sharded copies, in hidden widths per token, that a block keeps more with tensor parallelism."""
 
@@ -131,9 +134,9 @@ NANOTRON = Account(
     step_bytes=2.0,
     gathers_inputs=False,
     selective_by_operator=False,
-    logit_bytes=6.0,
-    parallel_extra=4.9,
-    gathered_extra=0.5,
+    logit_bytes=8.0,
+    token_extra=2.0,
+    parallel_extra=3.0,
     balances_head=True,
     overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",

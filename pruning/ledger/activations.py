@@ -110,6 +110,8 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         tensors.append(Kept("query and key before their norms", query + kv / 2, "heads"))
     if account.copies_attention_output:
         tensors.append(Kept("attention output, product layout", out, "heads"))
+    if account.token_extra:
+        tensors.append(Kept("further copies", account.token_extra * hidden, "tokens"))
     if account.parallel_extra:
         tensors.append(Kept("copies around collectives", account.parallel_extra * hidden, "parallel_tokens"))
     if account.gathered_extra:

@@ -254,7 +254,7 @@ def test_MEM_25_the_longest_sequence_doubles_with_context_parallel_ranks() -> No
 
 
 def test_the_verdict_says_required_and_available() -> None:
-    where = setting("llama3:llama3_70b", nodes=128, global_batch_seqs=512, framework="megatron")
+    where = setting("llama3:llama3_70b", nodes=128, global_batch_seqs=512, framework="megatron", memory_margin=0.1)
     candidate = Candidate(tensor_parallel=8, data_parallel_replicate=128, zero_stage=1, loss_chunks=1)
     assessment = assess(Pool.from_candidates([candidate]), where)
     (reason,) = assessment.reasons(0)
