@@ -282,6 +282,19 @@ class Job(Section):
     """named environment lists for the `env` knob"""
 
     @model_validator(mode="after")
+    def _allocator_options_agree(self) -> Job:
+        """Two allocator options that are fine alone let reserved memory grow with every step when combined."""
+        for name, values in self.env.items():
+            for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+                text = values.get(variable, "")
+                if "max_split_size_mb" in text and "expandable_segments:True" in text:
+                    raise ValueError(
+                        f"env.{name}.{variable} = {text!r}: max_split_size_mb together with expandable_segments:True "
+                        "makes reserved memory grow from step to step; keep one of the two"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _env_lists_exist(self) -> Job:
         named = set(self.search.knobs.get("env", ())) | {self.baseline.get("env", "default")}
         missing = sorted(named - {"default", *self.env})

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any
 
+from trial_runner import transport
 from trial_runner.spec import rank_log
 from trial_runner.spec import TrialSpec
 
@@ -32,6 +33,11 @@ KEEP_FREED_MEMORY = {
 }
 """glibc settings of CPU ranks: freed memory stays with the process, as with a GPU's caching allocator. Without them
 every large tensor of every step is mapped and cleared anew, which costs up to a third of a step and scatters it."""
+
+
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Allocator of GPU ranks unless the job or the surroundings say otherwise: without it fragmentation alone can end a
+configuration that fits."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -208,8 +214,11 @@ def rank_environment(
             "CUDA_VISIBLE_DEVICES": "",
             **KEEP_FREED_MEMORY,
         }
-    elif devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    else:
+        for name, value in (ALLOCATOR | transport.ASK).items():
+            env.setdefault(name, value)
+        if devices is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     source = package_root()
     if source is not None:
         env["PYTHONPATH"] = source

@@ -56,7 +56,11 @@ class Measurement:
     """Seconds from process start to imports done, trainer built, first step done."""
 
     flags: tuple[str, ...] = ()
-    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``."""
+    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``; or makes the trial no measure of a long run:
+    ``leak``."""
+
+    leak_bytes_per_step: float = 0.0
+    """Growth of the memory held between steps, where it is flagged as a leak."""
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""
@@ -146,6 +150,7 @@ def measure(
     if len(times) < min_steps:
         return None
     median = float(np.median(times))
+    leak = max(map(leak_bytes_per_step, records.steps.values()))
     mfu = 100 * ideal_s / median
     return Measurement(
         steps=len(times),
@@ -159,8 +164,32 @@ def measure(
         peak_reserved_bytes=_peak(records, "reserved_bytes"),
         loss=_losses(records),
         startup_s=_startup(records),
-        flags=_flags(records),
+        flags=_flags(records) + (("leak",) if leak else ()),
+        leak_bytes_per_step=leak,
     )
+
+
+LEAK_SHARE = 0.03
+"""Growth over the measured window, as a share of what is held, from which a steady growth is called a leak."""
+
+LEAK_STEPS = 10
+"""Fewest measured steps that show a leak."""
+
+
+def leak_bytes_per_step(steps: list[dict[str, Any]]) -> float:
+    """Steady growth of the memory that one rank holds between steps, bytes a step; 0 when there is none.
+
+    A leak grows in every third of the window, by at least a quarter of the mean pace in each, and by
+    :data:`LEAK_SHARE` in all. A pool that fills up once, or memory that goes up and down, does not.
+    """
+    held = np.array([step.get("held_bytes", 0.0) for step in steps if step["phase"] == "measured"])
+    if len(held) < LEAK_STEPS or held[0] <= 0:
+        return 0.0
+    pace = (held[-1] - held[0]) / (len(held) - 1)
+    cuts = np.linspace(0, len(held) - 1, 4).astype(int)
+    thirds = np.diff(held[cuts]) / np.diff(cuts)
+    steady = bool((thirds > pace / 4).all()) and held[-1] - held[0] > LEAK_SHARE * held[0]
+    return float(pace) if steady and pace > 0 else 0.0
 
 
 def _peak(records: Records, key: str) -> float:

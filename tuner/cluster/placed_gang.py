@@ -48,13 +48,16 @@ class GangEnd:
     """How a gang ended."""
 
     ended: str
-    """``done``, ``failed``, ``timeout``, ``stopped``, ``killed`` or ``node_lost``."""
+    """``done``, ``failed``, ``timeout``, ``stopped``, ``killed``, ``node_lost`` or ``dirty_device``."""
 
     exit_codes: dict[int, int | None] = field(default_factory=dict)
     """Exit code by rank."""
 
     exit_unix_s: dict[int, float] = field(default_factory=dict)
     """When each rank ended."""
+
+    text: str = ""
+    """What an agent said, where there was nothing to watch."""
 
 
 class PlacedGang:
@@ -180,6 +183,7 @@ class PlacedGang:
         for state in states:
             end.exit_codes |= state.get("exit_codes", {})
             end.exit_unix_s |= state.get("exit_unix_s", {})
+            end.text = end.text or state.get("text", "")
         return end
 
     def release(self) -> None:
