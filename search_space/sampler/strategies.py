@@ -21,54 +21,53 @@ FAILED_SHARE = 0.5
 but it measures nothing, and on a real cluster it may take a node along."""
 
 
-NOVELTY = 1.5
-"""Factor on the merit of candidates that use parallel dimensions in a combination which no trial has seen: each kind of
-communication and bubble has coefficients of its own, and a first look calibrates them."""
+SAFE = 0.9
+"""Chance to fit in memory from which a candidate counts as safe."""
 
-
-def family(pool: Pool) -> np.ndarray:
-    """Which parallel dimensions each candidate uses, as a code of bits (TP, PP, CP, shard, replicate), shape (n,)."""
-    names = (
-        "tensor_parallel",
-        "pipeline_parallel",
-        "context_parallel",
-        "data_parallel_shard",
-        "data_parallel_replicate",
-    )
-    return np.asarray(sum((pool[name] > 1).astype(int) << bit for bit, name in enumerate(names)))
+SHORT = 1 << 15
+"""Candidates that are looked at closely; of a larger pool those that promise most by the prior alone."""
 
 
 def ours(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.Generator) -> int:
-    """The best expected improvement per device-second; new families and diagnosed moves count for more."""
-    found = merit(pool, prior, told)
+    """The best expected improvement per device-second; diagnosed moves count for more."""
+    looked = _shortlist(prior, left)
+    found = merit(pool, prior, told, looked)
     if prior.favour is not None:
-        found = found * prior.favour
-    if len(told.asked):
-        families = family(pool)
-        found = np.where(np.isin(families, families[told.asked.astype(int)]), found, NOVELTY * found)
-    return int(left[np.argmax(found[left])])
+        found = found * prior.favour[looked]
+    return int(looked[np.argmax(found)])
 
 
-def merit(pool: Pool, prior: Prior, told: Told) -> np.ndarray:
-    """Expected improvement per device-second of every candidate, shape (n,).
+def _shortlist(prior: Prior, left: np.ndarray) -> np.ndarray:
+    """The :data:`SHORT` positions left with the lowest optimistic step time."""
+    if len(left) <= SHORT:
+        return left
+    optimistic = prior.log_step_time[left] - 2 * prior.sigma[left]
+    if prior.chance is not None:
+        optimistic = optimistic - np.log(np.maximum(prior.chance[left], 1e-9))
+    return np.asarray(np.sort(left[np.argpartition(optimistic, SHORT)[:SHORT]]))
+
+
+def merit(pool: Pool, prior: Prior, told: Told, wanted: np.ndarray) -> np.ndarray:
+    """Expected improvement per device-second of the wanted candidates, shape (wanted,).
 
     Improvement is in log step time against the best measured one (Jones, Schonlau & Welch 1998), weighted by the
     chance to fit in memory, over the expected cost. Before anything is measured the incumbent is the candidate that
     promises most at its pessimistic end.
     """
-    mean, sigma = posterior(pool, prior, told)
+    mean, sigma = posterior(pool, prior, told, wanted)
     spread = np.maximum(sigma, 1e-9)
-    chance = np.ones(len(pool)) if prior.chance is None else prior.chance
+    chance = np.ones(len(wanted)) if prior.chance is None else prior.chance[wanted]
     if len(told.measured):
         best = float(told.log_step_time.min())
     else:
-        best = float((mean + spread)[prior.allowed & (chance >= min(0.9, chance[prior.allowed].max()))].min())
-    failed = FAILED_SHARE * prior.cost
+        best = float((mean + spread)[chance >= min(SAFE, chance.max())].min())
+    cost = prior.cost[wanted]
+    failed = FAILED_SHARE * cost
     if prior.failed_cost is not None:
-        failed = np.maximum(failed, prior.failed_cost)
+        failed = np.maximum(failed, prior.failed_cost[wanted])
     gap = (best - mean) / spread
     improvement = spread * (gap * norm.cdf(gap) + norm.pdf(gap))
-    return np.asarray(chance * improvement / (chance * prior.cost + (1 - chance) * failed))
+    return np.asarray(chance * improvement / (chance * cost + (1 - chance) * failed))
 
 
 def ledger(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.Generator) -> int:

@@ -61,9 +61,11 @@ class Asker:
         if candidate is not None:
             self._study.enqueue_trial(self._sampler.params(candidate))
         trial = self._study.ask(self._sampler.distributions)
-        position = self._sampler.find(trial.params)
-        assert position is not None
-        chosen = self._pool.candidate(position)
+        if candidate is None:
+            position = self._sampler.find(trial.params)
+            assert position is not None
+            candidate = self._pool.candidate(position)
+        chosen = candidate
         trial.set_user_attr(KEY, chosen.key())
         trial.set_user_attr("label", chosen.label())
         return trial, chosen
