@@ -138,7 +138,9 @@ class PoolSampler(BaseSampler):
             position = self._ask_delegate(study, trial, search_space, left)
         else:
             position = STRATEGIES[self._strategy](self._pool, prior, told, left, self._rng)
-        return self.params(self._pool.candidate(position))
+        candidate = self._pool.candidate(position)
+        self._places[candidate.key()] = position
+        return self.params(candidate)
 
     def _ask_delegate(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution], left: np.ndarray

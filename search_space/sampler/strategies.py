@@ -24,7 +24,7 @@ but it measures nothing, and on a real cluster it may take a node along."""
 SAFE = 0.9
 """Chance to fit in memory from which a candidate counts as safe."""
 
-SHORT = 1 << 15
+SHORT = 1 << 14
 """Candidates that are looked at closely; of a larger pool those that promise most by the prior alone."""
 
 

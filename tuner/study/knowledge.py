@@ -96,6 +96,7 @@ class Knowledge:
         self._ledger: Ledger = self.ledger or SettingLedger(self.pool, self.setting)
         self._blocked = np.zeros(len(self.pool), dtype=bool)
         self.assessment: Assessment = self._ledger.assess(self._start)
+        self._chance = self._chance_now()
 
     @property
     def feasible(self) -> np.ndarray:
@@ -122,6 +123,7 @@ class Knowledge:
         if self.calibrates:
             self.coefficients = self._ledger.calibrate(self._start, self.observations)
             self.assessment = self._ledger.assess(self.coefficients)
+        self._chance = self._chance_now()
 
     def block(self, candidate: Candidate) -> None:
         """Never propose this candidate again."""
@@ -157,11 +159,11 @@ class Knowledge:
             sigma=prices.log_sigma,
             cost=startup + self.costs.steps * prices.step_time_s,
             allowed=self.feasible & (self._worst_s() <= self.wall_limit_s),
-            chance=self.chance(),
+            chance=self._chance,
             failed_cost=startup,
         )
 
-    def chance(self) -> np.ndarray:
+    def _chance_now(self) -> np.ndarray:
         """Probability that each candidate fits in memory, after what ran and what did not, shape (n,)."""
         ran = [self.position(o.candidate) for o in self.observations if not o.oom]
         out = [self.position(o.candidate) for o in self.observations if o.oom]
@@ -208,6 +210,8 @@ def chance_to_fit(
         belief = belief + norm.logcdf(sign * (known[:, None] - grid) / OWN_MEMORY_SIGMA).sum(axis=0)
     weights = np.exp(belief - belief.max())
     weights /= weights.sum()
-    own = weights > 1e-6
-    fits = norm.cdf((room[:, None] - grid[None, own]) / OWN_MEMORY_SIGMA)
-    return np.asarray(fits @ weights[own])
+    # The chance depends on the room alone: a table of it serves a million candidates.
+    edge = 6 * (shared + OWN_MEMORY_SIGMA)
+    table = np.linspace(-edge, edge, 401)
+    fits = norm.cdf((table[:, None] - grid[None, :]) / OWN_MEMORY_SIGMA) @ weights
+    return np.asarray(np.interp(room, table, fits))
