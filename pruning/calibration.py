@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from pruning.accounts.account import Account
 from pruning.accounts.account import find_account
 from pruning.coefficients import Coefficients
 from pruning.coefficients import NAMES
 from pruning.coefficients import prior
+from pruning.ledger.layout import Links
 from pruning.ledger.prices import prepare
 from pruning.ledger.prices import Prepared
 from pruning.ledger.prices import price_prepared
@@ -36,6 +38,9 @@ ROUNDS = 20
 
 HALVINGS = 5
 """Times that a step is halved while it does not help."""
+
+OUTLIER = 2.0
+"""Predicted standard deviations beyond which the rest of a residual counts as noise of that trial alone."""
 
 PRIOR_TRIALS = 4.0
 """Trials that the prior model error counts for."""
@@ -72,7 +77,13 @@ class Observation:
         }
 
 
-def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequence[Observation]) -> Coefficients:
+def calibrate(
+    coefficients: Coefficients,
+    setting: Setting,
+    observations: Sequence[Observation],
+    account: Account | None = None,
+    links: Links | None = None,
+) -> Coefficients:
     """Update coefficients by maximum a posteriori, with a Laplace estimate of what stays uncertain.
 
     Coefficients are lognormal: Gauss-Newton on their logarithms against the logarithms of measured step times
@@ -83,15 +94,19 @@ def calibrate(coefficients: Coefficients, setting: Setting, observations: Sequen
         coefficients: what is believed so far; they must be for this hardware and framework.
         setting: the study's setting.
         observations: measured trials, each used once.
+        account: the framework's habits; absent: those of the setting's framework.
+        links: bandwidths of the trials' own nodes, shape (trials,) each; absent: the hardware's.
 
     Raises:
         UserError: the coefficients belong to other hardware or another framework.
     """
     coefficients.check(setting)
-    useful = [o for o in observations if o.step_time_s or o.peak_reserved_bytes or o.oom]
+    taught = [i for i, o in enumerate(observations) if o.step_time_s or o.peak_reserved_bytes or o.oom]
+    useful = [observations[i] for i in taught]
     if not useful:
         return coefficients
-    problem = _Problem.of(coefficients, setting, useful)
+    own_links = (links[0][taught], links[1][taught]) if links is not None else None
+    problem = _Problem.of(coefficients, setting, useful, account or find_account(setting.framework), own_links)
     precision = np.linalg.inv(coefficients.covariance())
     start = coefficients.log_values()
     log, (residual, weights) = start.copy(), problem.residuals(start)
@@ -152,14 +167,24 @@ class _Problem:
     """Log of the memory that the allocator can have."""
 
     @classmethod
-    def of(cls, coefficients: Coefficients, setting: Setting, trials: Sequence[Observation]) -> _Problem:
+    def of(
+        cls,
+        coefficients: Coefficients,
+        setting: Setting,
+        trials: Sequence[Observation],
+        account: Account,
+        links: Links | None,
+    ) -> _Problem:
         """The problem of some measured trials."""
         pool = Pool.from_candidates([trial.candidate for trial in trials])
-        prepared = prepare(pool, setting, find_account(setting.framework))
+        prepared = prepare(pool, setting, account, links)
         time = np.log([trial.step_time_s or np.nan for trial in trials])
         noise = np.array([_log_noise(trial) for trial in trials])
-        scale = price_prepared(prepared, coefficients).error_scale
-        variance = (coefficients.value("model_error") * scale) ** 2 + noise**2
+        before = price_prepared(prepared, coefficients)
+        # What lies far outside the interval is mostly the trial's own: another job, a broken link.
+        excess = np.abs(time - np.log(before.step_time_s)) - OUTLIER * before.log_sigma
+        noise = np.hypot(noise, np.nan_to_num(np.maximum(excess, 0.0)))
+        variance = (coefficients.value("model_error") * before.error_scale) ** 2 + noise**2
         outside = 0.0 if setting.on_cpu else coefficients.value("fixed_bytes")
         return cls(
             coefficients,

@@ -81,6 +81,24 @@ class Pool:
         """All candidates as objects."""
         return [self.candidate(i) for i in range(len(self))]
 
+    def position(self, candidate: Candidate) -> int | None:
+        """Where a candidate stands; None when the pool has none like it."""
+        left = np.arange(len(self))
+        for name in NAMES:
+            value: Any = getattr(candidate, name)
+            if name in CODES:
+                value = CODES[name].index(value)
+            elif name == "env":
+                if value not in self.env_names:
+                    return None
+                value = self.env_names.index(value)
+            column = self.columns[name][left]
+            same = np.abs(column - value) < 5e-5 if name == "memory_budget" else column == value
+            left = left[same]
+            if not len(left):
+                return None
+        return int(left[0])
+
     @classmethod
     def from_candidates(cls, candidates: Iterable[Candidate]) -> Pool:
         """A pool of the given candidates, in their order."""

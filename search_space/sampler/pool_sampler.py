@@ -49,9 +49,15 @@ class PoolSampler(BaseSampler):
     def __init__(self, pool: Pool, prior: Callable[[], Prior], strategy: str = "ours", seed: int = 0) -> None:
         self._pool, self._prior, self._strategy = pool, prior, strategy
         self._rng = np.random.default_rng(seed)
-        self._candidates = pool.candidates()
-        self._position = {candidate.key(): i for i, candidate in enumerate(self._candidates)}
-        self._varying = [name for name in NAMES if len(set(pool[name].tolist())) > 1]
+        # Pools may hold a million candidates: columns are looked at, objects are made for single ones.
+        self._values = {
+            name: _values(pool, name) for name in NAMES if len(pool) and pool[name].min() != pool[name].max()
+        }
+        self._fixed = pool.candidate(0).to_json() if len(pool) else {}
+        self._spaces: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(sorted(values, key=str)) for name, values in self._values.items()
+        }
+        self._places: dict[str, int | None] = {}
         self._delegate: BaseSampler | None = None
         if strategy == "tpe":
             self._delegate = optuna.samplers.TPESampler(seed=seed)
@@ -61,27 +67,34 @@ class PoolSampler(BaseSampler):
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """One categorical distribution per knob that varies in the pool."""
-        spaces: dict[str, BaseDistribution] = {}
-        for name in self._varying:
-            values = sorted({getattr(candidate, name) for candidate in self._candidates}, key=str)
-            spaces[name] = CategoricalDistribution(values)
-        return spaces
+        return dict(self._spaces)
 
     def params(self, candidate: Candidate) -> dict[str, Any]:
         """The Optuna parameters of a candidate of the pool."""
-        return candidate_params(candidate, self._varying)
+        return candidate_params(candidate, list(self._values))
 
     def find(self, params: dict[str, Any]) -> int | None:
         """Position of the candidate with these parameters, or None when the pool has none."""
-        fixed = self._candidates[0].to_json() | params
-        return self._position.get(Candidate.from_json(fixed).key())
+        return self._pool.position(Candidate.from_json(self._fixed | params))
+
+    def place(self, trial: FrozenTrial) -> int | None:
+        """Position of the candidate that a trial measures; None when it is none of this pool."""
+        key = trial.user_attrs.get(KEY, "")
+        if key not in self._places:
+            found = self.find(trial.params)
+            if found is not None and self._pool.candidate(found).key() != key:
+                found = None
+            if not key:
+                return None
+            self._places[key] = found
+        return self._places[key]
 
     def told(self, study: Study) -> Told:
         """What the study knows, as positions of the pool. Failed trials are asked, but not measured."""
         measured, values, running, asked = [], [], [], []
         states = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.FAIL, TrialState.PRUNED)
         for trial in study.get_trials(deepcopy=False, states=states):
-            position = self._position.get(trial.user_attrs.get(KEY, ""))
+            position = self.place(trial)
             if position is None:
                 continue
             if trial.state == TrialState.COMPLETE:
@@ -103,9 +116,7 @@ class PoolSampler(BaseSampler):
 
     def left(self, study: Study) -> np.ndarray:
         """Positions that may still be proposed."""
-        mask = self._prior().allowed.copy()
-        mask[self.told(study).asked] = False
-        return np.flatnonzero(mask)
+        return _left(self._prior(), self.told(study))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every varying knob: candidates are proposed whole."""
@@ -119,30 +130,32 @@ class PoolSampler(BaseSampler):
         Raises:
             IndexError: nothing is left to propose (ask :meth:`left` first).
         """
-        left = self.left(study)
+        prior, told = self._prior(), self.told(study)
+        left = _left(prior, told)
         if not len(left):
             raise IndexError("the pool is exhausted")
-        prior, told = self._prior(), self.told(study)
         if self._delegate is not None:
             position = self._ask_delegate(study, trial, search_space, left)
         else:
             position = STRATEGIES[self._strategy](self._pool, prior, told, left, self._rng)
-        return self.params(self._candidates[position])
+        candidate = self._pool.candidate(position)
+        self._places[candidate.key()] = position
+        return self.params(candidate)
 
     def _ask_delegate(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution], left: np.ndarray
     ) -> int:
         """Ask Optuna's own sampler until it names a candidate that is left; after that any that is left."""
         assert self._delegate is not None
-        allowed = set(left.tolist())
+        allowed = np.zeros(len(self._pool), dtype=bool)
+        allowed[left] = True
         for _ in range(ATTEMPTS[self._strategy]):
             params = dict(self._delegate.sample_relative(study, trial, self._delegate_space(study, trial)))
             for name, space in search_space.items():
                 if name not in params:
                     params[name] = self._delegate.sample_independent(study, trial, name, space)
             position = self.find(params)
-            if position in allowed:
-                assert position is not None
+            if position is not None and allowed[position]:
                 return position
         return random(self._pool, self._prior(), self.told(study), left, self._rng)
 
@@ -159,3 +172,15 @@ class PoolSampler(BaseSampler):
             ValueError: a parameter outside the pool was asked for.
         """
         raise ValueError(f"{param_name!r} is no knob that varies in this pool")
+
+
+def _left(prior: Prior, told: Told) -> np.ndarray:
+    mask = prior.allowed.copy()
+    mask[told.asked] = False
+    return np.flatnonzero(mask)
+
+
+def _values(pool: Pool, name: str) -> list[Any]:
+    """Every value that a knob takes in a pool, in the knob's own terms."""
+    _, first = np.unique(pool[name], return_index=True)
+    return [getattr(pool.candidate(int(i)), name) for i in first]

@@ -23,6 +23,15 @@ class Prior:
     allowed: np.ndarray
     """Mask of the candidates that may be proposed."""
 
+    chance: np.ndarray | None = None
+    """Probability that a trial fits in memory; None: all of them fit."""
+
+    failed_cost: np.ndarray | None = None
+    """Predicted cost of a trial that does not fit, device-seconds; None: as much as one that does."""
+
+    favour: np.ndarray | None = None
+    """Factor on the merit of each candidate, from what measured trials showed; None: 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Told:

@@ -1,54 +1,158 @@
-"""What measured trials say about the prior's error: a small Gaussian process over matching knobs."""
+"""What measured trials say about the prior's error: a small Gaussian process over named features of the knobs."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from search_space.pool import NAMES
 from search_space.pool import Pool
 from search_space.sampler.prior import Prior
 from search_space.sampler.prior import Told
 
 
-LENGTH = 2.0
-"""Knobs that must differ until two residuals share only 1/e of their variance."""
+LENGTHS = {
+    "tensor_parallel": 4.0,
+    "pipeline_parallel": 4.0,
+    "virtual_stages": 3.0,
+    "context_parallel": 4.0,
+    "expert_parallel": 4.0,
+    "data_parallel_replicate": 6.0,
+    "data_parallel_shard": 6.0,
+    "micro_batch": 4.0,
+    "fsdp_bucket": 4.0,
+    "memory_budget": 1.0,
+    "first_n": 4.0,
+}
+"""Ordered knobs: doublings (of the memory budget: units) after which two residuals share 1/e of their variance."""
 
-NOISE = 0.02
+SWITCHES = {
+    "activation_checkpoint": 0.5,
+    "compile": 0.5,
+    "schedule": 0.5,
+    "reshard_after_forward": 0.3,
+    "zero_stage": 0.3,
+    "env": 0.5,
+    "async_tp": 0.3,
+    "float8": 0.5,
+    "accumulate_without_sync": 0.3,
+    "forward_prefetch": 0.2,
+    "loss_chunks": 0.2,
+}
+"""Unordered knobs: the distance between two different values."""
+
+NOISE = 0.01
 """Standard deviation of a measured log step time beyond what the candidate explains."""
 
+OUTLIER = 2.0
+"""Prior standard deviations beyond which a residual is taken for the trial's own (another job, a broken link) instead
+of a lesson about its neighbours: the excess counts as noise."""
 
-def posterior(pool: Pool, prior: Prior, told: Told) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the log step time of every candidate, each of shape (n,).
+COMMON = 0.1
+"""Share of the prior's variance that all candidates of the pool have in common."""
 
-    Zero-mean Gaussian process on (measured - predicted) with covariance σᵢ·σⱼ·exp(-d/ℓ), where d counts the knobs
-    in which two candidates differ and σ is the prior's own uncertainty (Rasmussen & Williams 2006, algorithm 2.1).
-    Running candidates enter with their predicted value, so that parallel asks spread out.
+FAMILY = 0.3
+"""Share that candidates with the same parallel dimensions have in common: each kind of communication and bubble has
+coefficients of its own."""
+
+LOCAL = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
+"""Variances of the neighbours' share, over its prior one, that measured residuals choose from."""
+
+LOCAL_SIGMA = 1.0
+"""Log standard deviation of that variance before anything is measured."""
+
+CHUNK = 1 << 14
+"""Candidates looked at at once, so that working arrays stay small."""
+
+
+def features(pool: Pool) -> np.ndarray:
+    """The knobs as coordinates, shape (n, f): the distance of two rows is the kernel's distance."""
+    columns: list[np.ndarray] = []
+    for name, length in LENGTHS.items():
+        values = pool[name].astype(np.float32)
+        scaled = values if name == "memory_budget" else np.log2(np.maximum(values, 1))
+        columns.append(scaled / length)
+    for name, apart in SWITCHES.items():
+        values = np.unique(pool[name])
+        if len(values) > 1:
+            columns += [(pool[name] == value) * np.float32(apart / np.sqrt(2)) for value in values]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def family(pool: Pool) -> np.ndarray:
+    """Which parallel dimensions each candidate uses, as a code of bits (TP, PP, CP, shard, replicate), shape (n,)."""
+    names = (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "context_parallel",
+        "data_parallel_shard",
+        "data_parallel_replicate",
+    )
+    return np.asarray(sum((pool[name] > 1).astype(int) << bit for bit, name in enumerate(names)))
+
+
+def distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Distances of candidates with features ``left`` (n, f) and ``right`` (k, f), shape (n, k)."""
+    square = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2 * left @ right.T
+    return np.asarray(np.sqrt(np.maximum(square, 0)))
+
+
+def covariance(far: np.ndarray, same: np.ndarray, local: float) -> np.ndarray:
+    """Covariance of scaled residuals: what the pool shares, what a family shares, and what neighbours share.
+
+    The last is exponential in the distance (Matérn 1/2: knobs act by thresholds, so neighbours differ roughly).
+
+    Args:
+        far: distances, shape (n, k).
+        same: whether a pair uses the same parallel dimensions, shape (n, k).
+        local: variance of the neighbours' share over its prior one.
     """
-    known = np.concatenate([told.measured, told.running]).astype(int)
+    return np.asarray(COMMON + FAMILY * same + (1 - COMMON - FAMILY) * local * np.exp(-far))
+
+
+def posterior(pool: Pool, prior: Prior, told: Told, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the log step time of the ``wanted`` candidates (all), each of shape (wanted,).
+
+    Zero-mean Gaussian process on (measured - predicted) with covariance σᵢ·σⱼ·kᵢⱼ, where σ is the prior's own
+    uncertainty and k the :func:`covariance` (Rasmussen & Williams 2006, algorithm 2.1). Running candidates enter with
+    their expected value, which leaves every mean as it is and only takes uncertainty away, so that parallel asks
+    spread out.
+    """
+    index = np.arange(len(pool)) if wanted is None else wanted
+    mean, sigma = prior.log_step_time[index], prior.sigma[index]
+    measured = told.measured.astype(int)
+    known = np.concatenate([measured, told.running.astype(int)])
     if not len(known):
-        return prior.log_step_time.copy(), prior.sigma.copy()
-    mean_measured = told.log_step_time - prior.log_step_time[told.measured.astype(int)]
-    cross = _covariance(pool, prior, np.arange(len(pool)), known)
-    within = cross[known]
-    measured = np.arange(len(told.measured))
-    residual = np.zeros(len(known))
-    residual[measured] = mean_measured
-    if len(told.running):
-        first = within[np.ix_(measured, measured)] + NOISE**2 * np.eye(len(measured))
-        believed = within[np.ix_(np.arange(len(measured), len(known)), measured)] @ np.linalg.solve(
-            first, mean_measured
-        )
-        residual[len(measured) :] = believed
-    factor = np.linalg.cholesky(within + (NOISE**2 + 1e-9) * np.eye(len(known)))
-    weights = np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
-    spread = np.linalg.solve(factor, cross.T)
-    variance = np.maximum(prior.sigma**2 - (spread**2).sum(axis=0), 1e-8)
-    return prior.log_step_time + cross @ weights, np.sqrt(variance)
+        return mean.copy(), sigma.copy()
+    # One pool for wanted and known: features code the values that occur.
+    both = pool.take(np.concatenate([index, known]))
+    n, count, own = len(index), len(measured), prior.sigma[known]
+    places, kinds = features(both), family(both)
+    residual = told.log_step_time - prior.log_step_time[measured]
+    noise = np.full(len(known), NOISE)
+    noise[:count] = np.maximum(NOISE, np.abs(residual) - OUTLIER * prior.sigma[measured])
+    far, same = distance(places[n:], places[n:]).astype(float), kinds[n:][:, None] == kinds[n:][None, :]
+    local = _local_scale(far[:count, :count], same[:count, :count], own[:count], noise[:count], residual)
+    within = covariance(far, same, local) * np.outer(own, own) + np.diag(noise**2 + 1e-9)
+    inverse = np.linalg.inv(np.linalg.cholesky(within)).astype(np.float32)
+    # The mean rests on what was measured alone: a running trial's expected value adds nothing to it.
+    weights = np.linalg.solve(within[:count, :count], residual) if count else np.zeros(0)
+    shift, variance = np.zeros(n), np.full(n, COMMON + FAMILY + (1 - COMMON - FAMILY) * local)
+    for start in range(0, n, CHUNK):
+        rows = slice(start, min(start + CHUNK, n))
+        alike = (kinds[rows][:, None] == kinds[n:][None, :]).astype(np.float32)
+        cross = covariance(distance(places[rows], places[n:]), alike, local) * own.astype(np.float32)[None, :]
+        shift[rows] = cross[:, :count] @ weights
+        variance[rows] -= ((cross @ inverse.T) ** 2).sum(axis=1)
+    return mean + sigma * shift, sigma * np.sqrt(np.maximum(variance, 1e-6))
 
 
-def _covariance(pool: Pool, prior: Prior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    differing = np.zeros((len(left), len(right)), dtype=np.float32)
-    for name in NAMES:
-        column = pool[name]
-        differing += column[left][:, None] != column[right][None, :]
-    return np.asarray(prior.sigma[left][:, None] * prior.sigma[right][None, :] * np.exp(-differing / LENGTH))
+def _local_scale(far: np.ndarray, same: np.ndarray, own: np.ndarray, noise: np.ndarray, residual: np.ndarray) -> float:
+    """The local variance that the residuals speak for: maximum a posteriori over :data:`LOCAL`."""
+
+    def score(local: float) -> float:
+        within = covariance(far, same, local) * np.outer(own, own) + np.diag(noise**2 + 1e-9)
+        factor = np.linalg.cholesky(within)
+        white = np.linalg.solve(factor, residual)
+        likelihood = -0.5 * white @ white - np.log(np.diag(factor)).sum()
+        return float(likelihood - 0.5 * (np.log(local) / LOCAL_SIGMA) ** 2)
+
+    return max(LOCAL, key=score) if len(residual) else 1.0

@@ -16,48 +16,58 @@ from search_space.sampler.residual import posterior
 Strategy = Callable[[Pool, Prior, Told, np.ndarray, np.random.Generator], int]
 """(pool, prior, told, positions left, random source) → one of the positions left."""
 
-MIN_CHANCE = 0.01
-"""A parallel dimension is opened only if its best candidate has this chance to beat the incumbent."""
+FAILED_SHARE = 0.5
+"""Least price of a trial that runs out of memory, as a share of one that runs: it costs little more than its start-up,
+but it measures nothing, and on a real cluster it may take a node along."""
 
 
-def family(pool: Pool) -> np.ndarray:
-    """Which parallel dimensions each candidate uses, as a code of bits (TP, PP, CP, shard, replicate), shape (n,)."""
-    names = (
-        "tensor_parallel",
-        "pipeline_parallel",
-        "context_parallel",
-        "data_parallel_shard",
-        "data_parallel_replicate",
-    )
-    return np.asarray(sum((pool[name] > 1).astype(int) << bit for bit, name in enumerate(names)))
+SAFE = 0.9
+"""Chance to fit in memory from which a candidate counts as safe."""
+
+SHORT = 1 << 14
+"""Candidates that are looked at closely; of a larger pool those that promise most by the prior alone."""
 
 
 def ours(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.Generator) -> int:
-    """Open each parallel dimension once, then take the best expected improvement per device-second.
+    """The best expected improvement per device-second; diagnosed moves count for more."""
+    looked = _shortlist(prior, left)
+    found = merit(pool, prior, told, looked)
+    if prior.favour is not None:
+        found = found * prior.favour[looked]
+    return int(looked[np.argmax(found)])
 
-    The opening lets calibration see every kind of communication before the search narrows. Improvement is in log
-    step time against the best measured one (Jones, Schonlau & Welch 1998), divided by the predicted cost.
+
+def _shortlist(prior: Prior, left: np.ndarray) -> np.ndarray:
+    """The :data:`SHORT` positions left with the lowest optimistic step time."""
+    if len(left) <= SHORT:
+        return left
+    optimistic = prior.log_step_time[left] - 2 * prior.sigma[left]
+    if prior.chance is not None:
+        optimistic = optimistic - np.log(np.maximum(prior.chance[left], 1e-9))
+    return np.asarray(np.sort(left[np.argpartition(optimistic, SHORT)[:SHORT]]))
+
+
+def merit(pool: Pool, prior: Prior, told: Told, wanted: np.ndarray) -> np.ndarray:
+    """Expected improvement per device-second of the wanted candidates, shape (wanted,).
+
+    Improvement is in log step time against the best measured one (Jones, Schonlau & Welch 1998), weighted by the
+    chance to fit in memory, over the expected cost. Before anything is measured the incumbent is the candidate that
+    promises most at its pessimistic end.
     """
-    mean, sigma = posterior(pool, prior, told)
-    if not len(told.measured):
-        return int(left[np.argmin(mean[left])])
-    best = float(told.log_step_time.min())
+    mean, sigma = posterior(pool, prior, told, wanted)
     spread = np.maximum(sigma, 1e-9)
+    chance = np.ones(len(wanted)) if prior.chance is None else prior.chance[wanted]
+    if len(told.measured):
+        best = float(told.log_step_time.min())
+    else:
+        best = float((mean + spread)[chance >= min(SAFE, chance.max())].min())
+    cost = prior.cost[wanted]
+    failed = FAILED_SHARE * cost
+    if prior.failed_cost is not None:
+        failed = np.maximum(failed, prior.failed_cost[wanted])
     gap = (best - mean) / spread
-    merit = spread * (gap * norm.cdf(gap) + norm.pdf(gap)) / prior.cost
-    families = family(pool)
-    seen = set(families[told.asked.astype(int)].tolist())
-    openings = []
-    for unopened in dict.fromkeys(families[left].tolist()):
-        if unopened in seen:
-            continue
-        members = left[families[left] == unopened]
-        first = members[np.argmax(merit[members])]
-        if norm.cdf((best - mean[first]) / max(sigma[first], prior.sigma[first])) > MIN_CHANCE:
-            openings.append(int(first))
-    if openings:
-        return max(openings, key=lambda i: merit[i])
-    return int(left[np.argmax(merit[left])])
+    improvement = spread * (gap * norm.cdf(gap) + norm.pdf(gap))
+    return np.asarray(chance * improvement / (chance * cost + (1 - chance) * failed))
 
 
 def ledger(pool: Pool, prior: Prior, told: Told, left: np.ndarray, rng: np.random.Generator) -> int:

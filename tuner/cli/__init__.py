@@ -19,6 +19,7 @@ VERBS = {
     "explain": "the whole account of one candidate, term by term",
     "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
     "validate": "check the ledger against measured tables",
+    "replay": "search strategies against measured tables, at no device's cost",
     "breakdown": "where the time of a traced step went, in seven parts",
     "status": "what a study has done and spent",
     "list": "studies in this folder",

@@ -21,7 +21,7 @@ class Asker:
     """One Optuna study over the pool, kept in a database.
 
     Args:
-        path: SQLite file.
+        path: SQLite file; None keeps the study in memory.
         name: study name.
         pool: the candidates.
         prior: present predictions over the pool.
@@ -29,11 +29,13 @@ class Asker:
         seed: seed of the sampler.
     """
 
-    def __init__(self, path: Path, name: str, pool: Pool, prior: Callable[[], Prior], strategy: str, seed: int) -> None:
+    def __init__(
+        self, path: Path | None, name: str, pool: Pool, prior: Callable[[], Prior], strategy: str, seed: int
+    ) -> None:
         optuna.logging.set_verbosity(logging.WARNING)
         self._pool = pool
         self._sampler = PoolSampler(pool, prior, strategy, seed)
-        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        storage = optuna.storages.InMemoryStorage() if path is None else optuna.storages.RDBStorage(f"sqlite:///{path}")
         self._study = optuna.create_study(
             storage=storage, study_name=name, sampler=self._sampler, direction="minimize", load_if_exists=True
         )
@@ -59,9 +61,11 @@ class Asker:
         if candidate is not None:
             self._study.enqueue_trial(self._sampler.params(candidate))
         trial = self._study.ask(self._sampler.distributions)
-        position = self._sampler.find(trial.params)
-        assert position is not None
-        chosen = self._pool.candidate(position)
+        if candidate is None:
+            position = self._sampler.find(trial.params)
+            assert position is not None
+            candidate = self._pool.candidate(position)
+        chosen = candidate
         trial.set_user_attr(KEY, chosen.key())
         trial.set_user_attr("label", chosen.label())
         return trial, chosen

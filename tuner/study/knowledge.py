@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import Protocol
 
 import numpy as np
+from scipy.stats import norm
 
 from pruning.assess import assess
 from pruning.assess import Assessment
@@ -13,6 +16,8 @@ from pruning.calibration import calibrate
 from pruning.calibration import Observation
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
+from pruning.ledger.prices import Prices
+from pruning.ledger.prices import Z90
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from search_space.pool import Pool
@@ -20,6 +25,42 @@ from search_space.sampler import Prior
 from search_space.setting import Setting
 from trial_runner.gang import KILL_GRACE_S
 from tuner.study.costs import CostModel
+
+
+MEMORY_SIGMA = 0.08
+"""Log standard deviation of the error of predicted peaks that a pool shares, beyond its coefficients' own."""
+
+OWN_MEMORY_SIGMA = 0.06
+"""The same of each candidate's own error."""
+
+
+class Ledger(Protocol):
+    """Who prices a pool and is calibrated by trials."""
+
+    def assess(self, coefficients: Coefficients) -> Assessment:
+        """Prices and verdicts of the whole pool."""
+
+    def calibrate(self, start: Coefficients, observations: list[Observation]) -> Coefficients:
+        """Coefficients after some trials, all of them counted from ``start``."""
+
+
+@dataclass(frozen=True)
+class SettingLedger:
+    """The ledger of one job: one framework account for the whole pool."""
+
+    pool: Pool
+    """Every candidate."""
+
+    setting: Setting
+    """What is fixed."""
+
+    def assess(self, coefficients: Coefficients) -> Assessment:
+        """Prices and verdicts of the whole pool."""
+        return assess(self.pool, self.setting, coefficients)
+
+    def calibrate(self, start: Coefficients, observations: list[Observation]) -> Coefficients:
+        """Coefficients after some trials, all of them counted from ``start``."""
+        return calibrate(start, self.setting, observations)
 
 
 @dataclass
@@ -44,11 +85,18 @@ class Knowledge:
     wall_limit_s: float = float("inf")
     """Candidates whose worst-case wall time exceeds this are not proposed."""
 
+    ledger: Ledger | None = None
+    """Who prices the pool; None: the ledger of the setting's own framework."""
+
+    calibrates: bool = True
+    """Whether trials calibrate; strategies that never read predictions need none."""
+
     def __post_init__(self) -> None:
         self._start = self.coefficients or prior(self.setting)
-        self._positions = {candidate.key(): i for i, candidate in enumerate(self.pool.candidates())}
+        self._ledger: Ledger = self.ledger or SettingLedger(self.pool, self.setting)
         self._blocked = np.zeros(len(self.pool), dtype=bool)
-        self.assessment: Assessment = assess(self.pool, self.setting, self._start)
+        self.assessment: Assessment = self._ledger.assess(self._start)
+        self._chance = self._chance_now()
 
     @property
     def feasible(self) -> np.ndarray:
@@ -61,7 +109,10 @@ class Knowledge:
         Raises:
             KeyError: it is not in the pool.
         """
-        return self._positions[candidate.key()]
+        found = self.pool.position(candidate)
+        if found is None:
+            raise KeyError(candidate.label())
+        return found
 
     def observe(self, observation: Observation) -> None:
         """Take in one trial: recalibrate, and after an out-of-memory refuse all that needs as much or more."""
@@ -69,8 +120,10 @@ class Knowledge:
         if observation.oom:
             memory = self.assessment.prices.memory_bytes
             self._blocked |= memory >= memory[self.position(observation.candidate)]
-        self.coefficients = calibrate(self._start, self.setting, self.observations)
-        self.assessment = assess(self.pool, self.setting, self.coefficients)
+        if self.calibrates:
+            self.coefficients = self._ledger.calibrate(self._start, self.observations)
+            self.assessment = self._ledger.assess(self.coefficients)
+        self._chance = self._chance_now()
 
     def block(self, candidate: Candidate) -> None:
         """Never propose this candidate again."""
@@ -106,7 +159,15 @@ class Knowledge:
             sigma=prices.log_sigma,
             cost=startup + self.costs.steps * prices.step_time_s,
             allowed=self.feasible & (self._worst_s() <= self.wall_limit_s),
+            chance=self._chance,
+            failed_cost=startup,
         )
+
+    def _chance_now(self) -> np.ndarray:
+        """Probability that each candidate fits in memory, after what ran and what did not, shape (n,)."""
+        ran = [self.position(o.candidate) for o in self.observations if not o.oom]
+        out = [self.position(o.candidate) for o in self.observations if o.oom]
+        return chance_to_fit(self.assessment.prices, self.setting, ran, out)
 
     def predicted(self, candidate: Candidate) -> dict[str, object]:
         """The ledger's prediction for a candidate, for the record beside what is measured."""
@@ -120,3 +181,37 @@ class Knowledge:
             "parts_s": {name: float(values[i]) for name, values in prices.parts_s.items()},
             "ideal_s": ideal,
         }
+
+
+def chance_to_fit(
+    prices: Prices, setting: Setting, ran: Sequence[int] = (), out_of_memory: Sequence[int] = ()
+) -> np.ndarray:
+    """Probability that each candidate fits in the device's memory, shape (n,); where memory is the host's, 1.
+
+    The true peak is the predicted one times two lognormal errors: one that the whole pool shares, and each candidate's
+    own. Trials that ran or ran out of memory tell the shared one apart, by Bayes' rule on a grid.
+
+    Args:
+        prices: predictions over the pool.
+        setting: what is fixed.
+        ran: positions of the trials that fitted.
+        out_of_memory: positions of the trials that did not.
+    """
+    if setting.on_cpu:
+        return np.ones(len(prices))
+    needed = np.maximum(prices.memory_bytes, 1.0)
+    spread = np.log(np.maximum(prices.memory_high_bytes, 1.0) / needed) / Z90
+    room = np.log(setting.hardware.memory_bytes / needed)
+    shared = float(np.hypot(MEMORY_SIGMA, np.median(spread)))
+    grid = np.linspace(-4 * shared, 4 * shared, 81)
+    belief = norm.logpdf(grid, scale=shared)
+    for positions, sign in ((ran, 1.0), (out_of_memory, -1.0)):
+        known = room[np.asarray(positions, dtype=int)]
+        belief = belief + norm.logcdf(sign * (known[:, None] - grid) / OWN_MEMORY_SIGMA).sum(axis=0)
+    weights = np.exp(belief - belief.max())
+    weights /= weights.sum()
+    # The chance depends on the room alone: a table of it serves a million candidates.
+    edge = 6 * (shared + OWN_MEMORY_SIGMA)
+    table = np.linspace(-edge, edge, 401)
+    fits = norm.cdf((table[:, None] - grid[None, :]) / OWN_MEMORY_SIGMA) @ weights
+    return np.asarray(np.interp(room, table, fits))

@@ -9,13 +9,10 @@ import json
 import time
 from typing import Any
 
-import numpy as np
 import optuna
 
-from pruning.calibration import Observation
 from search_space.candidate import Candidate
 from search_space.errors import UserError
-from search_space.hardware import GIB
 from trial_runner.failure import Failure
 from trial_runner.measure import Measurement
 from tuner.budget import Meter
@@ -24,6 +21,9 @@ from tuner.cluster.session import ClusterSession
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
+from tuner.study.deciding import Decider
+from tuner.study.deciding import SLACK
+from tuner.study.deciding import TRANSIENT
 from tuner.study.knowledge import Knowledge
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
@@ -32,24 +32,14 @@ from tuner.study.trial import TrialRun
 POLL_S = 0.2
 """Between looks at running trials, seconds."""
 
-SLACK = 2.0
-"""A trial is killed at this many times its worst case, where the budget has room for it: a bound learned on a quiet
-machine must not throw away a trial on a busy one."""
-
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
-
-TRANSIENT = ("interrupted", "no_devices", "driver_lost")
-"""Failure classes that say nothing about the candidate: it may be asked again."""
 
 RETRIED = (*TRANSIENT, "timeout", "rank_killed", "agent_lost", "node_lost", "start_failed", "rendezvous")
 """Failure classes after which the baseline is tried again: they speak of the machine, not of the configuration."""
 
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
-
-OPTIMISM = 3.0
-"""Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
 
 Listener = Callable[[dict[str, Any]], None]
 """Called with every event of the study."""
@@ -115,6 +105,7 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
         self.reason = ""
@@ -159,7 +150,7 @@ class Loop:
         return self.parallel if self.state.baseline is not None else 1
 
     def _start_next(self, limit: float) -> bool:
-        state, knowledge = self.state, self.state.knowledge
+        state = self.state
         job = state.plan.job
         searched = sum(map(_counts, state.trials)) + len(self._running)
         if job.search.max_trials and searched >= job.search.max_trials:
@@ -167,31 +158,20 @@ class Loop:
             return False
         if state.baseline is None:
             return self._start_baseline()
-        knowledge.wall_limit_s = float("inf")
-        if not state.asker.left:
-            self.reason = "" if self._running else "every feasible candidate was measured"
+        best = state.best
+        proposed = self._decider.propose(
+            limit, idle=not self._running, incumbent_high_s=best["step_time_ci_s"][1] if best else None
+        )
+        if isinstance(proposed, str):
+            self.reason = proposed
             return False
-        if not self._running and self._nothing_can_win():
-            self.reason = "no candidate left can beat the best one, even at its optimistic end"
-            return False
-        knowledge.wall_limit_s = self._left(limit) / self.shape.devices
-        if not state.asker.left:
-            self.reason = "" if self._running else "budget: the next trial's worst case does not fit in what is left"
-            return False
-        trial, candidate = state.asker.ask()
-        worst = self.shape.devices * knowledge.worst_s(candidate)
-        self._launch(candidate, "search", self._bounded(min(SLACK * worst, self._left(limit))), trial)
+        self._launch(proposed.candidate, "search", self._bounded(proposed.allowance_device_s), proposed.trial)
         return True
 
     def _bounded(self, allowance: float) -> float:
         """An allowance in device-seconds, cut to the job's own time limit for a trial."""
         timeout = self.state.plan.job.measure.timeout_s
         return min(allowance, self.shape.devices * timeout) if timeout else allowance
-
-    def _left(self, limit: float) -> float:
-        """Device-seconds that the search may still commit."""
-        meter = self.state.meter
-        return min(meter.left, limit - (meter.limit - meter.left))
 
     def _start_baseline(self) -> bool:
         state = self.state
@@ -215,14 +195,6 @@ class Loop:
         # Nothing is known of this machine yet, so the baseline may use all there is before it is killed.
         self._launch(candidate, "baseline", self._bounded(state.meter.left), trial)
         return True
-
-    def _nothing_can_win(self) -> bool:
-        state, best = self.state, self.state.best
-        if best is None:
-            return False
-        prices, left = state.knowledge.assessment.prices, state.asker.left_positions()
-        optimistic = np.log(prices.step_time_s[left]) - OPTIMISM * prices.log_sigma[left]
-        return bool(np.all(optimistic > np.log(best["step_time_ci_s"][1])))
 
     def _launch(self, candidate: Candidate, role: str, allowance: float, asked: optuna.Trial | None) -> int:
         """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
@@ -309,56 +281,17 @@ class Loop:
         # The record is on disk before Optuna hears of it: after a crash the journal is the truth.
         state.trials.append(record)
         state.emit("trial", **record)
-        self._learn(run, outcome, record)
+        coefficients = self._decider.learn(record)
+        if coefficients is not None:
+            state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
         if asked is not None:
-            self._answer(asked, run.candidate, outcome, record)
-
-    def _learn(self, run: TrialRun, outcome: Measurement | Failure, record: dict[str, Any]) -> None:
-        knowledge = self.state.knowledge
-        observation = observation_of(record)
-        if isinstance(outcome, Measurement):
-            in_steps = knowledge.costs.steps * outcome.step_time_s
-            knowledge.costs.learn(run.candidate.compile, max(0.0, record["wall_s"] - in_steps))
-        if observation is not None:
-            knowledge.observe(observation)
-            coefficients = knowledge.coefficients
-            if coefficients is not None:
-                self.state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
-
-    def _answer(
-        self, asked: optuna.Trial, candidate: Candidate, outcome: Measurement | Failure, record: dict[str, Any]
-    ) -> None:
-        asker, knowledge = self.state.asker, self.state.knowledge
-        if isinstance(outcome, Measurement):
-            asker.tell_measured(asked, outcome.step_time_s, number=record["number"], mfu_pct=outcome.mfu_pct)
-        elif outcome.kind in TRANSIENT:
-            asker.tell_interrupted(asked)
-        else:
-            step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
-            asker.tell_failed(asked, step, outcome.kind)
-            knowledge.block(candidate)
+            self._decider.answer(asked, record)
 
 
 def _counts(record: dict[str, Any]) -> bool:
     """Whether a trial counts towards the job's limit: one of the search that was not cut off from outside."""
     cut_off = (record["failure"] or {}).get("class") in TRANSIENT
     return record["role"] != "confirm" and not cut_off
-
-
-def observation_of(record: dict[str, Any]) -> Observation | None:
-    """What a trial's record teaches the ledger; None when it teaches nothing."""
-    candidate = Candidate.from_json(record["candidate"])
-    if record["state"] == "measured":
-        return Observation(
-            candidate=candidate,
-            step_time_s=record["step_time_s"],
-            step_time_ci_s=tuple(record["step_time_ci_s"]),
-            peak_reserved_bytes=record["peak_reserved_gib"] * GIB,
-        )
-    failure = record["failure"] or {}
-    if failure.get("class") == "out_of_memory":
-        return Observation(candidate=candidate, oom=True)
-    return None
 
 
 def _fit(plan: StudyPlan, session: ClusterSession, share_nodes: bool) -> tuple[GangShape, int]:

@@ -31,10 +31,10 @@ from tuner.study.asking import Asker
 from tuner.study.confirm import choose_winner
 from tuner.study.confirm import confirm
 from tuner.study.costs import CostModel
+from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
-from tuner.study.loop import observation_of
 from tuner.study.loop import RETRIED
 from tuner.study.loop import StudyState
 from tuner.study.plan import make_plan

@@ -1,0 +1,135 @@
+"""What a study does next and what it learns from an answer: the part that a real study and a replay share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+
+from pruning.calibration import Observation
+from pruning.coefficients import Coefficients
+from search_space.candidate import Candidate
+from search_space.hardware import GIB
+from tuner.budget import Meter
+from tuner.study.asking import Asker
+from tuner.study.knowledge import Knowledge
+
+
+SLACK = 2.0
+"""A trial is killed at this many times its worst case, where the budget has room for it: a bound learned on a quiet
+machine must not throw away a trial on a busy one."""
+
+TRANSIENT = ("interrupted", "no_devices", "driver_lost")
+"""Failure classes that say nothing about the candidate: it may be asked again."""
+
+OPTIMISM = 3.0
+"""Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
+
+EXHAUSTED = "every feasible candidate was measured"
+CANNOT_WIN = "no candidate left can beat the best one, even at its optimistic end"
+NO_BUDGET = "budget: the next trial's worst case does not fit in what is left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """The next trial of the search."""
+
+    candidate: Candidate
+    """What to measure."""
+
+    allowance_device_s: float
+    """Device-seconds after which it is killed; never more than the search may still commit."""
+
+    trial: optuna.Trial
+    """Optuna's side of it."""
+
+
+class Decider:
+    """Asks, admits on the budget, learns, answers.
+
+    Args:
+        asker: Optuna's side.
+        knowledge: the ledger's side.
+        meter: the budget.
+        devices: devices that a trial holds.
+    """
+
+    def __init__(self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int) -> None:
+        self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
+
+    def left(self, limit: float) -> float:
+        """Device-seconds that the search may still commit, when it may spend ``limit`` in all."""
+        return min(self._meter.left, limit - (self._meter.limit - self._meter.left))
+
+    def propose(self, limit: float, *, idle: bool, incumbent_high_s: float | None) -> Proposal | str:
+        """The next trial, or why there is none (empty: none for now, running trials may change that).
+
+        Args:
+            limit: device-seconds that the search may spend in all.
+            idle: whether nothing runs now.
+            incumbent_high_s: upper end of the best step time's interval; None never gives up on the pool.
+        """
+        knowledge, asker = self._knowledge, self._asker
+        knowledge.wall_limit_s = float("inf")
+        if not asker.left:
+            return EXHAUSTED if idle else ""
+        if idle and incumbent_high_s is not None and self.nothing_can_win(incumbent_high_s):
+            return CANNOT_WIN
+        knowledge.wall_limit_s = self.left(limit) / self._devices
+        if not asker.left:
+            return NO_BUDGET if idle else ""
+        trial, candidate = asker.ask()
+        worst = self._devices * knowledge.worst_s(candidate)
+        return Proposal(candidate=candidate, allowance_device_s=min(SLACK * worst, self.left(limit)), trial=trial)
+
+    def nothing_can_win(self, incumbent_high_s: float) -> bool:
+        """Whether every candidate left loses against the incumbent even at its optimistic end."""
+        prices, left = self._knowledge.assessment.prices, self._asker.left_positions()
+        optimistic = np.log(prices.step_time_s[left]) - OPTIMISM * prices.log_sigma[left]
+        return bool(np.all(optimistic > np.log(incumbent_high_s)))
+
+    def learn(self, record: dict[str, Any]) -> Coefficients | None:
+        """Take a finished trial's record into costs and ledger; the new coefficients, if it taught some."""
+        knowledge = self._knowledge
+        if record["state"] == "measured":
+            in_steps = knowledge.costs.steps * record["step_time_s"]
+            knowledge.costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - in_steps))
+        observation = observation_of(record)
+        if observation is None:
+            return None
+        knowledge.observe(observation)
+        return knowledge.coefficients
+
+    def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> None:
+        """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again."""
+        asker, knowledge = self._asker, self._knowledge
+        if record["state"] == "measured":
+            asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
+            return
+        kind = record["failure"]["class"]
+        if kind in TRANSIENT:
+            asker.tell_interrupted(trial)
+            return
+        candidate = Candidate.from_json(record["candidate"])
+        step_s = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
+        asker.tell_failed(trial, step_s, kind)
+        knowledge.block(candidate)
+
+
+def observation_of(record: dict[str, Any]) -> Observation | None:
+    """What a trial's record teaches the ledger; None when it teaches nothing."""
+    candidate = Candidate.from_json(record["candidate"])
+    if record["state"] == "measured":
+        peak = record["peak_reserved_gib"]
+        return Observation(
+            candidate=candidate,
+            step_time_s=record["step_time_s"],
+            step_time_ci_s=tuple(record["step_time_ci_s"]),
+            peak_reserved_bytes=peak * GIB if peak else None,
+        )
+    failure = record["failure"] or {}
+    if failure.get("class") == "out_of_memory":
+        return Observation(candidate=candidate, oom=True)
+    return None
