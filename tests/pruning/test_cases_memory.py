@@ -185,6 +185,13 @@ def test_MEM_13_each_communicator_takes_memory_outside_the_allocator() -> None:
     assert 0 < float(alone.terms["communicators"].max()) < 1e9
 
 
+def test_MEM_14_no_communicator_is_charged_for_a_dimension_of_one_rank() -> None:
+    # torchtitan 0.3.0 builds such dimensions on a fake backend (ParallelDims.build_mesh).
+    alone = memory(Candidate(data_parallel_shard=8), setting()).terms["communicators"][0, 0]
+    pair = memory(Candidate(data_parallel_shard=4, tensor_parallel=2), setting()).terms["communicators"][0, 0]
+    assert alone == pytest.approx(0.688e9, rel=1e-6) and pair == pytest.approx(0.688e9 + 0.544e9, rel=1e-6)
+
+
 def test_MEM_15_a_pipeline_keeps_unsharded_parameters_by_default() -> None:
     where = setting("llama3:llama3_70b", nodes=4, global_batch_seqs=64)
     by_default = Candidate(pipeline_parallel=4, data_parallel_shard=8)

@@ -10,6 +10,8 @@ from trial_runner.failure.faults import find_fault
 from trial_runner.failure.find import Failure
 from trial_runner.failure.find import find_failure
 from trial_runner.failure.find import log_tail
+from trial_runner.failure.find import silent_failure
+from trial_runner.failure.silence import hung
 
 
 __all__ = [
@@ -20,5 +22,7 @@ __all__ = [
     "failure_class",
     "find_failure",
     "find_fault",
+    "hung",
     "log_tail",
+    "silent_failure",
 ]

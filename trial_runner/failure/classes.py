@@ -123,7 +123,7 @@ CLASSES = (
         teaches=NOTHING,
         stops_study=True,
         why="the data cannot be read, whatever the candidate",
-        advice="mend the data loader or its path; recipe.data = \"synthetic\" measures without it",
+        advice='mend the data loader or its path; recipe.data = "synthetic" measures without it',
     ),
     FailureClass(
         kind="collective_timeout",
@@ -222,6 +222,11 @@ CLASSES = (
         retries=1,
         why="the gang could not be started",
         advice="look at the node's Ray logs",
+    ),
+    FailureClass(
+        kind="not_runnable",
+        why="the candidate cannot be written as a config function",
+        advice="see the text; the knob it names cannot be set for this model",
     ),
     FailureClass(kind="exception", why="an error that no class names", advice="see the rank's log"),
     FailureClass(kind="unknown", why="no rank said why", advice="see the ranks' logs"),

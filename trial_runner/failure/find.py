@@ -115,6 +115,19 @@ def find_failure(
     )
 
 
+def silent_failure(kind: str, folder: Path, world_size: int) -> Failure:
+    """The failure of a gang that fell silent and was stopped for it; names the rank that got least far."""
+    rank, step = least_advanced(folder, world_size)
+    where = f"rank {rank} fell silent after step {step}" if step else "no rank ended its first step"
+    return Failure(
+        kind=kind,
+        rank=rank,
+        text=f"{where}; the gang was stopped",
+        log_tail=log_tail(folder, rank or 0),
+        advice=failure_class(kind).advice,
+    )
+
+
 def named(text: str, module: str, rank: int | None, tail: str = "") -> Failure:
     """The failure that one rank's error text tells of.
 

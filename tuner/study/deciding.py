@@ -15,14 +15,14 @@ from search_space.hardware import GIB
 from tuner.budget import Meter
 from tuner.study.asking import Asker
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lesson
+from tuner.study.lessons import Lessons
+from tuner.study.lessons import TRANSIENT
 
 
 SLACK = 2.0
 """A trial is killed at this many times its worst case, where the budget has room for it: a bound learned on a quiet
 machine must not throw away a trial on a busy one."""
-
-TRANSIENT = ("interrupted", "no_devices", "driver_lost")
-"""Failure classes that say nothing about the candidate: it may be asked again."""
 
 OPTIMISM = 3.0
 """Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
@@ -54,10 +54,16 @@ class Decider:
         knowledge: the ledger's side.
         meter: the budget.
         devices: devices that a trial holds.
+        lessons: what earlier failures meant; None starts without any.
     """
 
-    def __init__(self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int) -> None:
+    def __init__(
+        self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int, lessons: Lessons | None = None
+    ) -> None:
         self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
+        self._lessons = lessons or Lessons(knowledge.pool, knowledge.setting)
+        self._again: list[Candidate] = []
+        self._stop = ""
 
     def left(self, limit: float) -> float:
         """Device-seconds that the search may still commit, when it may spend ``limit`` in all."""
@@ -72,7 +78,12 @@ class Decider:
             incumbent_high_s: upper end of the best step time's interval; None never gives up on the pool.
         """
         knowledge, asker = self._knowledge, self._asker
+        if self._stop:
+            return self._stop
         knowledge.wall_limit_s = float("inf")
+        again = self._retry(limit)
+        if again is not None:
+            return again
         if not asker.left:
             return EXHAUSTED if idle else ""
         if idle and incumbent_high_s is not None and self.nothing_can_win(incumbent_high_s):
@@ -83,6 +94,17 @@ class Decider:
         trial, candidate = asker.ask()
         worst = self._devices * knowledge.worst_s(candidate)
         return Proposal(candidate=candidate, allowance_device_s=min(SLACK * worst, self.left(limit)), trial=trial)
+
+    def _retry(self, limit: float) -> Proposal | None:
+        """The candidate that a failure from outside ended, once more, if it still fits."""
+        while self._again:
+            candidate = self._again.pop(0)
+            worst = self._devices * self._knowledge.worst_s(candidate)
+            if worst <= self.left(limit) and self._knowledge.feasible[self._knowledge.position(candidate)]:
+                trial, candidate = self._asker.ask(candidate)
+                allowance = min(SLACK * worst, self.left(limit))
+                return Proposal(candidate=candidate, allowance_device_s=allowance, trial=trial)
+        return None
 
     def nothing_can_win(self, incumbent_high_s: float) -> bool:
         """Whether every candidate left loses against the incumbent even at its optimistic end."""
@@ -102,25 +124,36 @@ class Decider:
         knowledge.observe(observation)
         return knowledge.coefficients
 
-    def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> None:
-        """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again."""
+    def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> Lesson:
+        """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again.
+
+        Returns:
+            What a failure means for the rest of the study; empty for a measured trial.
+        """
+        lesson = self._lessons.take(record)
+        self._stop = self._stop or lesson.stop
         asker, knowledge = self._asker, self._knowledge
         if record["state"] == "measured":
             asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
-            return
+            return lesson
         kind = record["failure"]["class"]
-        if kind in TRANSIENT:
-            asker.tell_interrupted(trial)
-            return
         candidate = Candidate.from_json(record["candidate"])
+        if lesson.again:
+            asker.tell_interrupted(trial)
+            if kind not in TRANSIENT and record.get("role") != "baseline":
+                self._again.append(candidate)
+            return lesson
         step_s = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
         asker.tell_failed(trial, step_s, kind)
         knowledge.block(candidate)
+        if lesson.held is not None:
+            knowledge.hold(lesson.held)
+        return lesson
 
 
 def observation_of(record: dict[str, Any]) -> Observation | None:
     """What a trial's record teaches the ledger; None when it teaches nothing."""
-    candidate = Candidate.from_json(record["candidate"])
+    candidate = Candidate.from_json(record.get("effective_candidate") or record["candidate"])
     if record["state"] == "measured":
         peak = record["peak_reserved_gib"]
         return Observation(

@@ -129,12 +129,22 @@ class Knowledge:
         """Never propose this candidate again."""
         self._blocked[self.position(candidate)] = True
 
+    def hold(self, candidates: np.ndarray) -> None:
+        """Never propose these candidates, shape (n,) of bool: they would fail as one of their like did."""
+        self._blocked |= candidates
+
     def step_high_s(self, candidate: Candidate) -> float:
         """Upper bound of a candidate's step time, seconds; a measured one counts with a half more."""
         for observation in self.observations:
             if observation.candidate == candidate and observation.step_time_s:
                 return 1.5 * observation.step_time_s
         return float(self.assessment.prices.step_time_high_s[self.position(candidate)])
+
+    def first_step_s(self, candidate: Candidate) -> float:
+        """Bound of the time from placement to the end of the first step, seconds; none before a start-up was seen."""
+        if not self.costs.seen_s[candidate.compile]:
+            return float("inf")
+        return self.costs.startup_s(candidate.compile) + 3 * self.step_high_s(candidate)
 
     def worst_s(self, candidate: Candidate) -> float:
         """Worst-case wall time of a candidate's trial, seconds."""

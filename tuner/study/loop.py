@@ -18,13 +18,16 @@ from trial_runner.measure import Measurement
 from tuner.budget import Meter
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
+from tuner.evidence.sanity import unsound
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
 from tuner.study.deciding import Decider
 from tuner.study.deciding import SLACK
-from tuner.study.deciding import TRANSIENT
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lessons
+from tuner.study.lessons import retried
+from tuner.study.lessons import TRANSIENT
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -34,9 +37,6 @@ POLL_S = 0.2
 
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
-
-RETRIED = (*TRANSIENT, "timeout", "rank_killed", "agent_lost", "node_lost", "start_failed", "rendezvous")
-"""Failure classes after which the baseline is tried again: they speak of the machine, not of the configuration."""
 
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
@@ -55,6 +55,7 @@ class StudyState:
     meter: Meter
     asker: Asker
     knowledge: Knowledge
+    lessons: Lessons
     listeners: list[Listener] = field(default_factory=list)
     trials: list[dict[str, Any]] = field(default_factory=list)
     """Records of finished trials, earlier sessions included."""
@@ -87,9 +88,19 @@ class StudyState:
         return next((trial for trial in self.measured if trial["role"] == "baseline"), None)
 
     @property
+    def transport(self) -> str | None:
+        """Network that the first measured trial's collectives used, where its ranks said so."""
+        return next((trial["transport"] for trial in self.measured if trial.get("transport")), None)
+
+    @property
     def best(self) -> dict[str, Any] | None:
-        """The fastest measured trial of the search, the baseline counted."""
-        searched = [trial for trial in self.measured if trial["role"] != "confirm"]
+        """The fastest measured trial of the search that may win, the baseline counted."""
+        baseline = self.baseline
+        searched = [
+            trial
+            for trial in self.measured
+            if trial["role"] == "baseline" or (trial["role"] != "confirm" and not unsound(trial, baseline))
+        ]
         return min(searched, key=lambda trial: trial["step_time_s"], default=None)
 
 
@@ -105,7 +116,7 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
-        self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices)
+        self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
         self.reason = ""
@@ -177,7 +188,7 @@ class Loop:
         state = self.state
         failed = [trial for trial in state.trials if trial["role"] == "baseline" and trial["state"] == "failed"]
         here = [trial for trial in failed if trial["number"] >= state.first_number]
-        final = [trial for trial in failed if trial["failure"]["class"] not in RETRIED]
+        final = [trial for trial in failed if not retried(trial["failure"]["class"])]
         if final or len(here) >= BASELINE_TRIES:
             failure = (final or here)[-1]["failure"]
             self.reason = f"the baseline failed ({failure['class']}: {failure['text'][:300]})"
@@ -213,7 +224,13 @@ class Loop:
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
         try:
-            placed = run.place(self._session, self.shape, allowance / self.shape.devices, self._waiting(number))
+            placed = run.place(
+                self._session,
+                self.shape,
+                allowance / self.shape.devices,
+                self._waiting(number),
+                SLACK * state.knowledge.first_step_s(candidate),
+            )
         except UserError as error:
             self._finish(number, Failure(kind="not_runnable", rank=None, text=str(error)))
             return number
@@ -255,7 +272,7 @@ class Loop:
             end = run.poll()
             if end is not None:
                 run.release()
-                self._finish(number, run.result(end))
+                self._finish(number, run.result(end, self.state.transport))
         if self._running and time.monotonic() - self._heartbeat > HEARTBEAT_S:
             self._heartbeat = time.monotonic()
             spending = {number: round(run.device_s, 2) for number, (run, _) in self._running.items()}
@@ -284,8 +301,11 @@ class Loop:
         coefficients = self._decider.learn(record)
         if coefficients is not None:
             state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
-        if asked is not None:
-            self._decider.answer(asked, record)
+        if asked is None:
+            return
+        lesson = self._decider.answer(asked, record)
+        if lesson.num_held:
+            state.emit("held", number=number, count=lesson.num_held, reason=lesson.reason)
 
 
 def _counts(record: dict[str, Any]) -> bool:

@@ -33,9 +33,9 @@ from tuner.study.confirm import confirm
 from tuner.study.costs import CostModel
 from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lessons
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
-from tuner.study.loop import RETRIED
 from tuner.study.loop import StudyState
 from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
@@ -236,7 +236,8 @@ def _open_state(
     asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
     meter = Meter(options.budget_device_s, before.spent_device_s)
     numbers = [trial["number"] for trial in before.trials] + list(before.running)
-    state = StudyState(plan, folder, journal, meter, asker, knowledge, listeners, list(before.trials))
+    lessons = Lessons(plan.pool, plan.setting)
+    state = StudyState(plan, folder, journal, meter, asker, knowledge, lessons, listeners, list(before.trials))
     state.next_number = state.first_number = max(numbers, default=-1) + 1
     for record in before.trials:
         if record["state"] == "measured":
@@ -246,8 +247,11 @@ def _open_state(
         knowledge.observe(observation)
     asker.adopt(before.trials)
     for record in before.trials:
-        if record["state"] == "failed" and record["failure"]["class"] not in RETRIED:
+        lesson = state.lessons.take(record)
+        if record["state"] == "failed" and not lesson.again:
             knowledge.block(Candidate.from_json(record["candidate"]))
+            if lesson.held is not None:
+                knowledge.hold(lesson.held)
     return state
 
 

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 import sys
+import time
 from typing import Any
 
 from search_space.candidate import Candidate
@@ -20,9 +21,14 @@ from trial_runner.breakdown import Breakdown
 from trial_runner.breakdown import PARTS
 from trial_runner.breakdown.ideal import ideal_by_rank
 from trial_runner.clocks import read_clocks
+from trial_runner.effective import effective
+from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
+from trial_runner.failure import failure_class
 from trial_runner.failure import find_failure
+from trial_runner.failure import hung
 from trial_runner.failure import log_tail
+from trial_runner.failure import silent_failure
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
 from trial_runner.measure import Measurement
@@ -32,6 +38,8 @@ from trial_runner.spec import node_clocks
 from trial_runner.spec import rank_steps
 from trial_runner.spec import rank_trace
 from trial_runner.spec import TrialSpec
+from trial_runner.transport import degraded
+from trial_runner.transport import trial_transport
 from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.placed_gang import PlacedGang
@@ -64,9 +72,15 @@ class TrialRun:
         self._study = folder.name
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
+        self.first_step_s = float("inf")
 
     def place(
-        self, session: ClusterSession, shape: GangShape, allowance_s: float, interrupted: Callable[[], bool]
+        self,
+        session: ClusterSession,
+        shape: GangShape,
+        allowance_s: float,
+        interrupted: Callable[[], bool],
+        first_step_s: float = float("inf"),
     ) -> bool:
         """Reserve the gang's devices and start its ranks.
 
@@ -75,6 +89,7 @@ class TrialRun:
             shape: nodes, ranks, devices held.
             allowance_s: wall seconds from placement after which the trial is killed.
             interrupted: asked while waiting for devices.
+            first_step_s: wall seconds from placement within which the first step must end.
 
         Returns:
             Whether the devices were had.
@@ -84,7 +99,7 @@ class TrialRun:
         """
         spec = self._write_order(shape)
         self._gang = PlacedGang(session, shape, spec, self.name)
-        self.allowance_s = allowance_s
+        self.allowance_s, self.first_step_s = allowance_s, first_step_s
         if not self._gang.wait_placed(PLACEMENT_TIMEOUT_S, interrupted):
             return False
         self._gang.start(max(1.0, allowance_s - KILL_GRACE_S))
@@ -149,6 +164,10 @@ class TrialRun:
         end = self._gang.poll()
         if end is None and self.wall_s > self.allowance_s - KILL_GRACE_S / 2:
             return GangEnd("timeout")
+        if end is None:
+            left = self.first_step_s - self.wall_s
+            silent = hung(self.folder, self.candidate.num_devices, time.time(), self.plan.device, left)
+            return GangEnd(silent) if silent else None
         return end
 
     def progress(self) -> dict[str, Any]:
@@ -175,8 +194,13 @@ class TrialRun:
         if self._gang is not None:
             self._gang.release()
 
-    def result(self, end: GangEnd) -> Measurement | Failure:
-        """What came of the trial, after its gang ended."""
+    def result(self, end: GangEnd, usual_transport: str | None = None) -> Measurement | Failure:
+        """What came of the trial, after its gang ended.
+
+        Args:
+            end: how the gang ended.
+            usual_transport: network that the study's other trials used, where they said so.
+        """
         setting, job = self.plan.setting, self.plan.job
         world = self.candidate.num_devices
         if end.ended == "done":
@@ -188,13 +212,24 @@ class TrialRun:
                 recompute_flop_share=recompute_share(self.candidate, self.plan),
                 min_steps=job.measure.steps,
             )
+            transport = trial_transport(self.folder, world)
+            if degraded(transport, usual_transport):
+                text = f"collectives ran over {transport}, those of the study's other trials over {usual_transport}"
+                return self._failure("environment_degraded", text)
             if found is not None:
                 return found
             text = "every rank left with success, but steps are missing from the records"
             return Failure(kind="unknown", rank=None, text=text, log_tail=log_tail(self.folder, 0))
         if end.ended == "node_lost":
-            return Failure(kind="node_lost", rank=None, text="a node of the gang stopped answering")
+            return self._failure("node_lost", "a node of the gang stopped answering")
+        if end.ended == "dirty_device":
+            return self._failure("dirty_device", end.text)
+        if end.ended in ("hang", "hang_first_step"):
+            return silent_failure(end.ended, self.folder, world)
         return find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s)
+
+    def _failure(self, kind: str, text: str) -> Failure:
+        return Failure(kind=kind, rank=None, text=text, advice=failure_class(kind).advice)
 
     def record(self, outcome: Measurement | Failure, predicted: dict[str, object]) -> dict[str, Any]:
         """The trial as its record, with the keys of the command-line contract."""
@@ -221,6 +256,9 @@ class TrialRun:
             stopped = outcome.kind in ("stopped", "interrupted")
             return facts | {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
         measured = asdict(outcome)
+        inactive = inactive_features(self.candidate, self.folder)
+        ran = effective(self.candidate, inactive)
+        flags = (*outcome.flags, *(f"{name}_not_active" for name in inactive))
         return (
             facts
             | self._breakdown(facts["traces"], outcome.step_time_s)
@@ -237,7 +275,10 @@ class TrialRun:
                 "loss_first": outcome.loss[0] if outcome.loss else None,
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
-                "flags": list(outcome.flags),
+                "flags": list(flags),
+                "leak_bytes_per_step": outcome.leak_bytes_per_step,
+                "effective_candidate": ran.to_json() if ran != self.candidate else None,
+                "transport": trial_transport(self.folder, self.candidate.num_devices),
             }
         )
 
