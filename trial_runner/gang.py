@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 import json
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ import time
 from typing import Any
 
 from trial_runner import transport
+from trial_runner.host_memory import oom_kills
 from trial_runner.spec import rank_log
 from trial_runner.spec import TrialSpec
 
@@ -60,6 +62,9 @@ class GangState:
     exit_unix_s: dict[int, float] = field(default_factory=dict)
     """When each rank ended, seconds since the epoch."""
 
+    host_oom_kills: int = 0
+    """Processes that the kernel killed for memory on this node while the ranks ran."""
+
     ended: str | None = None
     """Why it is over (``done``, ``failed``, ``timeout``, ``stopped``, ``killed``), or None while it runs."""
 
@@ -90,6 +95,7 @@ class NodeShare:
             program: what Python runs as a rank; its last argument is the path of the order.
         """
         self.state = GangState()
+        self._kills_before = oom_kills()
         folder = Path(spec.folder)
         spec_path = folder / f"order-node{node}.json"
         spec.write(spec_path)
@@ -134,6 +140,7 @@ class NodeShare:
                 self.state.exit_codes[facts["rank"]] = facts["code"]
                 self.state.exit_unix_s[facts["rank"]] = facts["unix_s"]
             elif facts["event"] == "end":
+                self.state.host_oom_kills = max(0, oom_kills() - self._kills_before)
                 self.state.ended = facts["why"]
         self._process.wait()
         if self.state.ended is None:
@@ -148,7 +155,7 @@ class NodeShare:
     def poll(self) -> GangState:
         """The present state; ``ended`` is only set once every process of the group is gone."""
         if self.state.ended is not None and group_alive(self.group):
-            return GangState(self.state.pids, self.state.exit_codes, self.state.exit_unix_s, None)
+            return replace(self.state, ended=None)
         return self.state
 
     def stop(self) -> GangState:

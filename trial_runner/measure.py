@@ -164,7 +164,7 @@ def measure(
         peak_reserved_bytes=_peak(records, "reserved_bytes"),
         loss=_losses(records),
         startup_s=_startup(records),
-        flags=_flags(records) + (("leak",) if leak else ()),
+        flags=_flags(records) + (("leak",) if leak else ()) + (("impossible_mfu",) if mfu > 100 else ()),
         leak_bytes_per_step=leak,
     )
 
@@ -172,7 +172,7 @@ def measure(
 LEAK_SHARE = 0.03
 """Growth over the measured window, as a share of what is held, from which a steady growth is called a leak."""
 
-LEAK_STEPS = 10
+LEAK_STEPS = 20
 """Fewest measured steps that show a leak."""
 
 

@@ -100,3 +100,17 @@ def test_CON_20_a_loss_outside_the_band_does_not_win() -> None:
     assert unsound({"loss_last": None, "flags": []}, baseline) is None
     leaking = {"loss_last": 4.0, "flags": ["leak"], "leak_bytes_per_step": 400 * 2**20}
     assert "400 MiB a step" in str(unsound(leaking, baseline))
+
+
+def test_RUN_16_two_configurations_without_a_reason_mean_a_broken_environment() -> None:
+    known = lessons()
+    assert not known.take(record(CANDIDATES[0], "agent_lost")).stop
+    assert not known.take(record(CANDIDATES[0], "agent_lost")).stop
+    assert "environment broken" in known.take(record(CANDIDATES[1], "agent_lost")).stop
+    known = lessons()
+    known.take({"state": "measured", "candidate": CANDIDATES[0].to_json(), "failure": None})
+    stops = [known.take(record(candidate, "illegal_access")).stop for candidate in CANDIDATES[1:4]]
+    assert [bool(stop) for stop in stops] == [False, False, True]
+    known = lessons()
+    mixed = [known.take(record(c, k)).stop for c, k in zip(CANDIDATES, ("exception", "out_of_memory", "exception"))]
+    assert not any(mixed)

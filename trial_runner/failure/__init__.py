@@ -10,6 +10,7 @@ from trial_runner.failure.faults import find_fault
 from trial_runner.failure.find import Failure
 from trial_runner.failure.find import find_failure
 from trial_runner.failure.find import log_tail
+from trial_runner.failure.find import named
 from trial_runner.failure.find import silent_failure
 from trial_runner.failure.silence import hung
 
@@ -24,5 +25,6 @@ __all__ = [
     "find_fault",
     "hung",
     "log_tail",
+    "named",
     "silent_failure",
 ]

@@ -42,6 +42,13 @@ class FailureClass:
 
 CLASSES = (
     FailureClass(
+        kind="host_out_of_memory",
+        pattern=r"(?<!OutOf)MemoryError|Cannot allocate memory|DefaultCPUAllocator|std::bad_alloc|oom-kill|OOMKilled|"
+        r"node running low on memory",
+        why="the host or its container limit is too small for this candidate's ranks",
+        advice="raise the container's memory limit, lower data loader workers or the candidate's host memory",
+    ),
+    FailureClass(
         kind="out_of_memory",
         pattern=r"OutOfMemoryError|CUDA out of memory|HIP out of memory",
         teaches=MEMORY,
@@ -52,6 +59,11 @@ CLASSES = (
         kind="out_of_memory_fragmentation",
         why="memory reserved but unused would have held the request: a matter of the allocator, not of the candidate",
         advice="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (and no max_split_size_mb beside it)",
+    ),
+    FailureClass(
+        kind="out_of_memory_inconsistent",
+        why="more was free than was asked for: a limit or another process, not the size of the candidate",
+        advice="look for a memory fraction set in the program, a container limit, or another process on the device",
     ),
     FailureClass(
         kind="out_of_memory_outside",
@@ -68,12 +80,6 @@ CLASSES = (
         advice="free the named node of foreign processes, or leave it out",
     ),
     FailureClass(
-        kind="host_out_of_memory",
-        pattern=r"MemoryError|Cannot allocate memory|DefaultCPUAllocator|std::bad_alloc|oom-kill|OOMKilled",
-        why="the host or its container limit is too small for this candidate's ranks",
-        advice="raise the container's memory limit, lower data loader workers or the candidate's host memory",
-    ),
-    FailureClass(
         kind="shared_memory",
         pattern=r"/dev/shm|shared memory.{0,40}(?:insufficient|No space|limit)|bus error.*shm|shm_open|Bus error",
         stops_study=True,
@@ -82,7 +88,7 @@ CLASSES = (
     ),
     FailureClass(
         kind="disk_full",
-        pattern=r"No space left on device|Disk quota exceeded",
+        pattern=r"No space left on device|Disk quota exceeded|is over 9\d% full",
         teaches=NOTHING,
         stops_study=True,
         why="records can no longer be written",
@@ -103,6 +109,30 @@ CLASSES = (
         teaches=SIBLINGS,
         why="a kernel wants aligned sizes that this layout does not give; deterministic",
         advice="leave the layer in bf16, or other expert- and tensor-parallel degrees",
+    ),
+    FailureClass(
+        kind="compile_cache",
+        pattern=r"cubin\.tmp|pickle data was truncated|(?:torchinductor|triton)[^\n]*FileNotFoundError|"
+        r"FileNotFoundError[^\n]*(?:torchinductor|triton|inductor)",
+        teaches=NOTHING,
+        retries=1,
+        why="several processes wrote or read one entry of the compile cache at once",
+        advice="none needed when the retry runs; a cache folder of its own for every node avoids it",
+    ),
+    FailureClass(
+        kind="illegal_access",
+        pattern=r"illegal memory access|unspecified launch failure|device-side assert",
+        retries=1,
+        why="a kernel touched memory that is not its own: a kernel fault, or broken hardware when it moves around",
+        advice="if different configurations meet it, the environment is broken: driver, library versions, device",
+    ),
+    FailureClass(
+        kind="hardware_fault",
+        pattern=r"NVRM: Xid|fell off the bus|uncorrectable ECC|NVLink error",
+        teaches=NOTHING,
+        retries=1,
+        why="the device itself reported a fault",
+        advice="take the node out and look at its kernel log",
     ),
     FailureClass(
         kind="compile_error",

@@ -14,8 +14,11 @@ from typing import Any
 from trial_runner.failure.classes import classify
 from trial_runner.failure.classes import failure_class
 from trial_runner.failure.faults import find_fault
+from trial_runner.failure.memory import library_found_it_full
 from trial_runner.failure.memory import read_out_of_memory
 from trial_runner.failure.silence import least_advanced
+from trial_runner.failure.xid import find_xid
+from trial_runner.failure.xid import XIDS
 from trial_runner.spec import rank_error
 from trial_runner.spec import rank_log
 
@@ -61,6 +64,7 @@ def find_failure(
     ended: str,
     exit_codes: Mapping[int, int | None],
     exit_unix_s: Mapping[int, float] | None = None,
+    host_oom_kills: int = 0,
 ) -> Failure:
     """Name what ended a trial.
 
@@ -70,6 +74,7 @@ def find_failure(
         ended: why the gang is over, as :class:`trial_runner.gang.GangState` says.
         exit_codes: exit code by rank, negative for a signal.
         exit_unix_s: when each rank ended.
+        host_oom_kills: processes that the kernel killed for memory on the gang's nodes while it ran.
 
     Returns:
         The failure: a rank killed by a signal before any rank reported an error, else the earliest primary
@@ -80,7 +85,8 @@ def find_failure(
     for rank in range(world_size):
         error = _read_error(folder, rank)
         if error is not None:
-            failure = named(f"{error['type']}: {error['text']}", error["module"], rank, log_tail(folder, rank))
+            text, used = f"{error['type']}: {error['text']}", error.get("device_used_share")
+            failure = named(text, error["module"], rank, log_tail(folder, rank), used)
             candidates.append((failure_class(failure.kind).secondary, error["unix_s"], failure))
             continue
         code = exit_codes.get(rank)
@@ -93,8 +99,18 @@ def find_failure(
             elif code == -signal.SIGBUS:
                 # Touching a mapping that /dev/shm has no room for ends in a bus error.
                 failure = Failure(kind="shared_memory", rank=rank, text=text, log_tail=tail)
+            elif code == -signal.SIGKILL and host_oom_kills:
+                failure = Failure(
+                    kind="host_out_of_memory",
+                    rank=rank,
+                    text=f"{text}; the kernel killed {host_oom_kills} process(es) for memory meanwhile",
+                    log_tail=tail,
+                    advice=failure_class("host_out_of_memory").advice,
+                )
             else:
-                failure = Failure(kind="rank_killed", rank=rank, text=text, log_tail=tail)
+                failure = Failure(
+                    kind="rank_killed", rank=rank, text=text, log_tail=tail, advice=failure_class("rank_killed").advice
+                )
             candidates.append((False, times.get(rank, 0.0), failure))
         elif code:
             failure = Failure(
@@ -128,7 +144,7 @@ def silent_failure(kind: str, folder: Path, world_size: int) -> Failure:
     )
 
 
-def named(text: str, module: str, rank: int | None, tail: str = "") -> Failure:
+def named(text: str, module: str, rank: int | None, tail: str = "", used_share: float | None = None) -> Failure:
     """The failure that one rank's error text tells of.
 
     Args:
@@ -136,12 +152,20 @@ def named(text: str, module: str, rank: int | None, tail: str = "") -> Failure:
         module: module of the error's type; empty when unknown.
         rank: whose error it is.
         tail: end of that rank's log.
+        used_share: share of the device's memory in use when the error was raised; None: unknown.
     """
     whole = f"{module}.{text}" if module else text
     fault, found = find_fault(whole), classify(whole)
     kind = fault.kind if fault else found.kind if found else "exception"
+    if library_found_it_full(whole, used_share):
+        kind = "out_of_memory"
+    xid = find_xid(f"{whole}\n{tail}")
+    if xid is not None:
+        event = XIDS.get(xid)
+        kind = "hardware_fault" if event and event.quarantine else kind if found else "illegal_access"
+        text = f"{text} (Xid {xid}{f', {event.family}' if event else ''})"
     memory = None
-    if kind == "out_of_memory":
+    if kind == "out_of_memory" and found is not None and found.kind == kind:
         numbers = read_out_of_memory(whole)
         kind, memory = numbers.kind, numbers.to_json()
     advice = fault.advice if fault else failure_class(kind).advice

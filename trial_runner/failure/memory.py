@@ -50,17 +50,38 @@ class OutOfMemory:
         """Failure class.
 
         Fragmented: what was reserved and unused would have held the request. Dirty: foreign processes hold a notable
-        share of the device. Else too big.
+        share of the device. Inconsistent: twice the request was free. Else too big.
         """
         if self.foreign_bytes and self.capacity_bytes and self.foreign_bytes > FOREIGN_SHARE * self.capacity_bytes:
             return "dirty_device"
         if self.unused_bytes is not None and self.requested_bytes and self.unused_bytes >= self.requested_bytes:
             return "out_of_memory_fragmentation"
+        if self.free_bytes is not None and self.requested_bytes and self.free_bytes > 2 * self.requested_bytes:
+            return "out_of_memory_inconsistent"
         return "out_of_memory"
 
     def to_json(self) -> dict[str, float | None]:
         """Every number, and the reserved memory."""
         return asdict(self) | {"reserved_bytes": self.reserved_bytes}
+
+
+FULL_SHARE = 0.95
+"""Share of a device's memory in use from which a library's failure to start means that it is full."""
+
+_LIBRARY = re.compile(
+    r"CUDNN_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR)|CURAND_STATUS|[Ff]ailed to create curand|"
+    r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|cusolver.*ALLOC_FAILED"
+)
+
+
+def library_found_it_full(text: str, used_share: float | None) -> bool:
+    """Whether cuDNN, cuRAND or cuBLAS failed because the device was full.
+
+    Args:
+        text: the error.
+        used_share: share of the device's memory in use when it was raised; None: unknown.
+    """
+    return used_share is not None and used_share > FULL_SHARE and bool(_LIBRARY.search(text))
 
 
 _SIZE = r"([\d.]+) ?([KMGT]?i?B)"

@@ -25,6 +25,8 @@ def unsound(record: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> st
     if "leak" in record.get("flags", ()):
         grows = record.get("leak_bytes_per_step", 0.0) / 2**20
         return f"memory grows by {grows:.0f} MiB a step: it would not last a long run"
+    if "impossible_mfu" in record.get("flags", ()):
+        return f"its MFU of {record['mfu_pct']:.0f}% is above what the declared peak allows: the peak is wrong"
     last, reference = record.get("loss_last"), (baseline or {}).get("loss_last")
     if last is None or reference is None:
         return None

@@ -32,6 +32,9 @@ def retried(kind: str) -> bool:
     return kind in TRANSIENT or failure_class(kind).retries > 0
 
 
+UNEXPLAINED = ("illegal_access", "exception", "unknown", "rank_killed", "peer_lost", "agent_lost", "hardware_fault")
+"""Classes that name no fault of a candidate."""
+
 _FAULTS = {fault.code: fault for fault in FAULTS}
 
 
@@ -69,6 +72,8 @@ class Lessons:
         self._pool, self._setting = pool, setting
         self._tries: Counter[tuple[str, str]] = Counter()
         self._in_a_row = 0
+        self._unexplained: list[str] = []
+        self._any_measured = False
 
     def take(self, record: Mapping[str, Any]) -> Lesson:
         """What a record means; an empty lesson for trials that measured something.
@@ -79,6 +84,8 @@ class Lessons:
         failure = record["failure"]
         if record["state"] == "measured" or not failure:
             self._in_a_row = 0
+            self._unexplained.clear()
+            self._any_measured |= record["state"] == "measured"
             return Lesson()
         kind = failure_class(failure["class"])
         if failure["class"] in TRANSIENT:
@@ -91,6 +98,7 @@ class Lessons:
         else:
             self._in_a_row = 0
         candidate = Candidate.from_json(record["candidate"])
+        stop = stop or self._broken(candidate, kind.kind, failure["text"])
         key = (candidate.key(), kind.kind)
         self._tries[key] += 1
         if self._tries[key] <= kind.retries:
@@ -101,6 +109,20 @@ class Lessons:
             return Lesson(stop=stop)
         held, reason = self._siblings(candidate, failure.get("fault"))
         return Lesson(held=held, reason=reason, stop=stop)
+
+    def _broken(self, candidate: Candidate, kind: str, text: str) -> str:
+        """Why the environment counts as broken: different candidates fail one after the other without a reason."""
+        if kind not in UNEXPLAINED:
+            self._unexplained.clear()
+            return ""
+        if candidate.key() not in self._unexplained:
+            self._unexplained.append(candidate.key())
+        if len(self._unexplained) < (3 if self._any_measured else 2):
+            return ""
+        return (
+            f"environment broken: {len(self._unexplained)} different configurations failed in a row without a reason "
+            f"of their own ({kind}: {text[:200]}); check drivers, library versions and devices, then `tune resume`"
+        )
 
     def _siblings(self, candidate: Candidate, fault: str | None) -> tuple[np.ndarray | None, str]:
         if fault in _FAULTS:

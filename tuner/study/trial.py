@@ -28,10 +28,12 @@ from trial_runner.failure import failure_class
 from trial_runner.failure import find_failure
 from trial_runner.failure import hung
 from trial_runner.failure import log_tail
+from trial_runner.failure import named
 from trial_runner.failure import silent_failure
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
 from trial_runner.measure import Measurement
+from trial_runner.peak_check import peaks_disagree
 from trial_runner.recipe.config_file import function_name
 from trial_runner.recipe.config_file import render
 from trial_runner.spec import node_clocks
@@ -226,7 +228,14 @@ class TrialRun:
             return self._failure("dirty_device", end.text)
         if end.ended in ("hang", "hang_first_step"):
             return silent_failure(end.ended, self.folder, world)
-        return find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s)
+        failure = find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s, end.host_oom_kills)
+        if end.ended == "killed" and end.text and failure.kind in ("agent_lost", "unknown"):
+            # Ray's words for a dead actor list every possible cause; only what names one is believed.
+            told = named(end.text, "", None)
+            if told.kind in ("preempted", "host_out_of_memory", "disk_full", "shared_memory"):
+                return told
+            return self._failure(failure.kind, f"{failure.text}: {end.text[:500]}")
+        return failure
 
     def _failure(self, kind: str, text: str) -> Failure:
         return Failure(kind=kind, rank=None, text=text, advice=failure_class(kind).advice)
@@ -259,6 +268,9 @@ class TrialRun:
         inactive = inactive_features(self.candidate, self.folder)
         ran = effective(self.candidate, inactive)
         flags = (*outcome.flags, *(f"{name}_not_active" for name in inactive))
+        setting = self.plan.setting
+        if not setting.on_cpu and peaks_disagree(log_tail(self.folder, 0), setting.hardware.peak(setting.precision)):
+            flags = (*flags, "peak_disagrees")
         return (
             facts
             | self._breakdown(facts["traces"], outcome.step_time_s)
