@@ -10,10 +10,13 @@ from typing import Any
 import weakref
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from trial_runner.dry_run.fake import DEVICE
 
 
 @dataclass
@@ -61,6 +64,10 @@ class Tracker(TorchDispatchMode):
         self.step: StepTrack | None = None
         self._resize: Callable[..., Any] | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __enter__(self) -> Tracker:
         self._resize = torch.UntypedStorage.resize_
         tracker, original = self, self._resize
@@ -89,14 +96,20 @@ class Tracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation and count what it made, computed and sent."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if any(issubclass(kind, DTensor) for kind in types):
             # Distributed tensors go first, so that what is seen here are operations on local shards.
             return NotImplemented
         keywords = kwargs or {}
         out = func(*args, **keywords)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
-                self._see(leaf.untyped_storage())
+        if type(out) is FakeTensor:
+            if out.fake_device.type != "meta":
+                self._see(out.untyped_storage())
+        else:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
+                    self._see(leaf.untyped_storage())
         if self.step is not None:
             self._count(func, args, keywords, out)
         return out
@@ -184,6 +197,11 @@ def _ranks(args: tuple[Any, ...]) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value > 1:
             return value
     return 0
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """The local shard of a distributed tensor; a plain tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:

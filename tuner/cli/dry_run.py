@@ -15,6 +15,7 @@ from search_space.job import Job
 
 
 if TYPE_CHECKING:
+    from search_space.setting import Setting
     from trial_runner.dry_run import DryRun
 
 
@@ -23,7 +24,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("dry-run", help="one candidate's real program on fake tensors")
     parser.add_argument("job", metavar="JOB.toml", help="job file; the model must be a torchtitan function")
     parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1")
-    parser.add_argument("--ranks", choices=("all", "worst"), default="all", help="pipeline ranks (worst: the first)")
+    parser.add_argument(
+        "--ranks",
+        choices=("all", "worst"),
+        default="all",
+        help="pipeline ranks (worst: by the ledger)",
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     setting = setting_from_job(job, shape=base.shape)
     candidate = choose_candidate(job, args.candidate, setting.num_devices)
     recipe = Recipe(seq_len=setting.seq_len, global_batch_seqs=setting.global_batch_seqs, precision=setting.precision)
-    ranks = [0] if args.ranks == "worst" else None
+    ranks = [worst_rank(candidate, setting)] if args.ranks == "worst" else None
     if not args.json:
         print(f"dry run of {candidate.label()} at {candidate.num_devices} ranks …", file=sys.stderr)
     # Checked against CPU ranks, the dry run must keep for backward what CPU kernels keep.
@@ -105,6 +111,16 @@ def compare_with_truth(computed: DryRun, trained: DryRun) -> dict[str, Any]:
         ],
         "elapsed_s": trained.elapsed_s,
     }
+
+
+def worst_rank(candidate: Candidate, setting: Setting) -> int:
+    """The pipeline rank that the ledger expects to hold most memory."""
+    import numpy as np
+
+    from pruning.ledger.prices import price
+    from search_space.pool import Pool
+
+    return int(np.nanargmax(price(Pool.from_candidates([candidate]), setting).memory_by_rank_bytes[0]))
 
 
 def choose_candidate(job: Job, text: str | None, num_devices: int) -> Candidate:
