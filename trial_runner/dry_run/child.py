@@ -27,6 +27,9 @@ def load(order: dict[str, Any]) -> Any:
 
     loading.add_user_path(order["user_path"])
     config = loading.load_function(order["config_file"], order["config_function"])()
+    model = config.model_spec.model
+    if order["layers"] and order["layers"] < len(model.layers):
+        model.layers = list(model.layers)[: order["layers"]]
     cpu.adapt(config)
     tokens.use_synthetic_tokens(config, 0)
     if not order["real"]:
@@ -123,8 +126,8 @@ def facts_of(tracker: Tracker) -> dict[str, Any]:
         "by_kind_bytes": kinds,
         "flop": tracker.step.flop,
         "collectives": [
-            {"operation": name, "ranks": ranks, "count": count, "bytes": size}
-            for (name, ranks), (count, size) in sorted(tracker.step.collectives.items())
+            {"operation": name, "group": group, "ranks": ranks, "count": count, "bytes": size}
+            for (name, group, ranks), (count, size) in sorted(tracker.step.collectives.items())
         ],
     }
 

@@ -57,6 +57,7 @@ def patch_torchtitan(order: dict[str, Any]) -> None:
         setattr(dims, name, outside_fake(getattr(dims, name)))
     mesh = torch.distributed.device_mesh.DeviceMesh
     mesh._compute_coordinate_on_dim = outside_fake(mesh._compute_coordinate_on_dim)
+    mesh._concatenate = staticmethod(outside_fake(mesh._concatenate))
     original = pipeline_parallel.PipelineStage
 
     def stage(module: Any, index: int, count: int, device: Any, *args: Any, **kwargs: Any) -> Any:

@@ -42,7 +42,7 @@ class RankFacts:
     """Matrix products and attention, forward, backward and recompute."""
 
     collectives: list[dict[str, Any]] = field(default_factory=list)
-    """Each kind of collective: operation, ranks of its group, count, bytes."""
+    """Each kind of collective: operation, mesh dimension and ranks of its group, count, bytes."""
 
     elapsed_s: float = 0.0
     """Time the child took, seconds."""
@@ -65,6 +65,12 @@ class DryRun:
     """Wall time, seconds."""
 
 
+def with_layers(base: BaseFunction, layers: int) -> BaseFunction:
+    """The same model with its first ``layers`` layers only."""
+    shape = replace(base.shape, layers=layers, dense_layers=min(base.shape.dense_layers, layers))
+    return replace(base, shape=shape, num_params=shape.num_params)
+
+
 def dry_run(
     candidate: Candidate,
     base: BaseFunction,
@@ -79,7 +85,7 @@ def dry_run(
 
     Args:
         candidate: the knobs.
-        base: the user's config function.
+        base: the user's config function; a shape of fewer layers (:func:`with_layers`) runs the first of them.
         recipe: sequence length, global batch, precision.
         pp_ranks: pipeline ranks to run; None for all.
         timeout_s: longest time of one rank, seconds.
@@ -153,6 +159,7 @@ def _run(
             "seq_len": recipe.seq_len,
             "tensor_parallel": candidate.tensor_parallel,
             "hidden": base.shape.hidden,
+            "layers": base.shape.layers,
             "precision": recipe.precision,
             "timeout_s": timeout_s,
         }

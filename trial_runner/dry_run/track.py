@@ -43,8 +43,8 @@ class StepTrack:
     flop: float = 0.0
     """FLOP of matrix products and attention, forward and backward."""
 
-    collectives: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(operation, ranks in its group) → [count, bytes that this rank puts in and takes out]."""
+    collectives: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
+    """(operation, mesh dimension, ranks in its group) → [count, bytes that this rank puts in and takes out]."""
 
 
 class Tracker(TorchDispatchMode):
@@ -167,7 +167,8 @@ class Tracker(TorchDispatchMode):
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, torch.Tensor)
             )
-            row = self.step.collectives.setdefault((func.__name__.split(".")[0].strip("_"), _ranks(args)), [0, 0])
+            key = (func.__name__.split(".")[0].strip("_"), *_group(args))
+            row = self.step.collectives.setdefault(key, [0, 0])
             row[0] += 1
             row[1] += size
 
@@ -186,17 +187,29 @@ def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:
     return _CPU_ATTENTION[packet] * 2.0 * batch * heads * length * key.shape[2] * width
 
 
-def _ranks(args: tuple[Any, ...]) -> int:
-    """Ranks of the process group that a collective runs over; 0 when it does not say."""
+def _group(args: tuple[Any, ...]) -> tuple[str, int]:
+    """What the process group of a collective calls itself (a mesh dimension such as ``tp``), and its ranks.
+
+    ``("", 0)`` when the call does not say.
+    """
     for value in args:
+        found = None
         if isinstance(value, torch.ScriptObject):
             try:
-                return int(torch.distributed.ProcessGroup.unbox(value).size())
+                found = torch.distributed.ProcessGroup.unbox(value)
             except (RuntimeError, AttributeError):
                 continue
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-            return value
-    return 0
+        elif isinstance(value, str) and value not in _REDUCTIONS:
+            try:
+                found = torch.distributed.distributed_c10d._resolve_process_group(value)
+            except (RuntimeError, LookupError):
+                continue
+        if found is not None:
+            return str(found.group_desc).removeprefix("mesh_"), int(found.size())
+    return "", 0
+
+
+_REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 
 def local(tensor: Any) -> torch.Tensor:
