@@ -32,8 +32,9 @@ class Kept:
 
     split: str
     """How tensor parallelism divides it: ``heads`` (/ tp always), ``tokens`` (/ tp with sequence parallelism),
-    ``gathered`` (whole on every rank), ``exchanged`` (/ tp, there with expert parallelism only), ``single`` (there without tensor parallelism only) or ``parallel``
-    (whole, there with tensor parallelism only)."""
+    ``gathered`` (whole on every rank), ``exchanged`` (/ tp, there with expert parallelism only), ``single`` (there
+    without tensor parallelism only), ``parallel`` (whole, there with tensor parallelism only) or ``parallel_tokens``
+    (/ tp with sequence parallelism, there with tensor parallelism only)."""
 
     width: float = 1.0
     """Bytes per element over the bytes of the compute precision."""
@@ -52,8 +53,9 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     compiled block recomputes norms and SiLU (ahead-of-time partitioner), but keeps gathered inputs.
     Megatron keeps the inputs of products as their own sequence shard and gathers them again backward
     (Korthikanti et al. 2022), and fuses SiLU with the product.
-    Selective (torchtitan's per-operator list): outputs of attention, of every second product and of
-    reduce-scatters (compiled) and of exchanges between experts; grouped products are not on its list. Selective in Megatron: everything but the score matrices. Full: the block's input.
+    Selective (torchtitan's per-operator list): outputs of attention, of every second product, of reduce-scatters
+    (compiled) and of exchanges between experts; grouped products are not on its list. Selective in Megatron:
+    everything but the score matrices. Full: the block's input.
 
     Args:
         shape: the model.
@@ -217,6 +219,9 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
     element = 2.0 if setting.precision == "bf16" else 4.0
     width = shape.feed_forward_width
     transient = element * layout.tokens * (2.0 * width + 2.0 * shape.hidden) / layout.tp
+    if shape.is_moe and account.gathers_inputs:
+        # Routed tokens times their scores, and their gradients, in fp32.
+        transient = transient + 12.0 * layout.tokens * shape.moe_share * shape.experts_active * shape.hidden / layout.tp
     if account.keeps_boundaries:
         # The gradient of the down product's matrix is there while its inner gradients are.
         transient = transient + element * shape.hidden * (1 - shape.moe_share) * shape.ffn / layout.tp

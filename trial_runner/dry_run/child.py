@@ -147,7 +147,8 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         facts: dict[str, Any] = {"valid": True, **run(order)}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        facts = {"valid": False, "error": text, "traceback": traceback.format_exc()[-4000:]}
+        unknown = type(error).__module__ == "torch._subclasses.fake_tensor"
+        facts = {"valid": False, "error": text, "unknown": unknown, "traceback": traceback.format_exc()[-4000:]}
     facts["elapsed_s"] = time.perf_counter() - started
     return facts
 

@@ -64,6 +64,9 @@ class DryRun:
     elapsed_s: float
     """Wall time, seconds."""
 
+    unknown: bool = False
+    """Whether it failed for what fake tensors cannot do, which says nothing about the real program."""
+
 
 def with_layers(base: BaseFunction, layers: int) -> BaseFunction:
     """The same model with its first ``layers`` layers only."""
@@ -178,4 +181,7 @@ def _run(
         for name, outcome in zip(names, outcomes)
         if outcome["valid"]
     ]
-    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=time.perf_counter() - started)
+    failed = [outcome for outcome in outcomes if not outcome["valid"]]
+    unknown = bool(failed) and all(outcome.get("unknown", True) for outcome in failed)
+    elapsed = time.perf_counter() - started
+    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=elapsed, unknown=unknown)

@@ -157,6 +157,8 @@ class Tracker(TorchDispatchMode):
         packet = func._overloadpacket if hasattr(func, "_overloadpacket") else None
         if packet in flop_registry:
             self.step.flop += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif packet in _GROUPED:
+            self.step.flop += _grouped_flop(args)
         elif packet in _CPU_ATTENTION:
             self.step.flop += _attention_flop(packet, args)
         elif func.namespace in ("c10d", "_c10d_functional") and not func.__name__.lstrip("_").startswith(
@@ -178,6 +180,17 @@ _CPU_ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: 5.0,
 }
 """Matrix products of size s·s·d per head: two forward, five backward (scores are computed again)."""
+
+
+_GROUPED = (torch.ops.aten._grouped_mm,)
+"""Products of experts; PyTorch has no FLOP formula for them."""
+
+
+def _grouped_flop(args: tuple[Any, ...]) -> float:
+    """FLOP of products [rows, depth] × [experts, depth, width] by groups of rows, or of their weight gradients
+    [depth, rows] × [rows, width]: every row goes through one expert."""
+    left, right = args[0], args[1]
+    return 2.0 * left.shape[-2] * left.shape[-1] * right.shape[-1]
 
 
 def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:

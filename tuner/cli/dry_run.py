@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "candidate": candidate.to_json(),
         "valid": found.valid,
         "error": found.error,
+        "unknown": found.unknown,
         "ranks": [
             {
                 "pp_rank": rank.pp_rank,
@@ -155,7 +156,8 @@ def _show(facts: dict[str, Any]) -> None:
 
     console = make_console()
     if not facts["valid"]:
-        console.print(f"refused by the framework: {facts['error']}", markup=False)
+        who = "the dry run cannot tell" if facts["unknown"] else "refused by the framework"
+        console.print(f"{who}: {facts['error']}", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     kinds = list(facts["ranks"][0]["by_kind_gib"])
