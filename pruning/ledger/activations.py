@@ -49,8 +49,9 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     Without checkpointing, eager torchtitan 0.3.0 keeps (read off autograd's saved tensors of one 70B block, with
     the saved sets of CUDA's fused RMSNorm and fused attention): both norm inputs; the inputs of the two
     column-parallel products, gathered over the tensor-parallel ranks, so they do not shrink; query, key, value,
-    attention output and its copy in the layout of the output product; gate, its SiLU, up, and their product. A
-    compiled block recomputes norms and SiLU (ahead-of-time partitioner), but keeps gathered inputs.
+    attention output; gate, its SiLU, up, and their product; the rotary table. A
+    compiled block recomputes SiLU and the norms' insides, but keeps their outputs (saved set of the ahead-of-time
+    partitioner for one 8B block).
     Megatron keeps the inputs of products as their own sequence shard and gathers them again backward
     (Korthikanti et al. 2022), and fuses SiLU with the product.
     Selective (torchtitan's per-operator list): outputs of attention, of every second product, of reduce-scatters
@@ -106,8 +107,9 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         tensors.append(Kept("norm internals", 2.0 * hidden, "tokens", 5.0))
     if compiled:
         tensors += [
-            Kept("gathered product inputs", 2.0 * hidden, "parallel"),
-            Kept("rotary table", 0.5 * hidden, "single"),
+            Kept(
+                "inputs of column-parallel products", 2.0 * hidden, "gathered" if account.gathers_inputs else "parallel"
+            ),
             Kept("gate, up and their product", (up + 1) * width, "heads"),
             Kept("routed gate, up and their product", (up + 1) * routed, "heads", routed=True),
         ]

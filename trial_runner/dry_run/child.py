@@ -14,6 +14,7 @@ import torch
 from trial_runner.dry_run import patches
 from trial_runner.dry_run.fake import QuickFakeMode
 from trial_runner.dry_run.shorten import warm_up
+from trial_runner.dry_run.track import blocks_at_peak
 from trial_runner.dry_run.track import local
 from trial_runner.dry_run.track import peak_by_kind
 from trial_runner.dry_run.track import Tracker
@@ -40,6 +41,8 @@ def load(order: dict[str, Any]) -> Any:
     config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
     config.dump_folder = order["folder"]
     config.training.steps = 1000
+    # Graph capture does not go through fake tensors: the program runs eager, one compiled block is looked at apart.
+    config.compile.enable = config.compile.enable_async_tensor_parallel = order["real"] and config.compile.enable
     return config
 
 
@@ -116,6 +119,16 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     return facts_of(tracker)
 
 
+def block(order: dict[str, Any]) -> dict[str, Any]:
+    """What one block of the model keeps, eager and compiled."""
+    from trial_runner.dry_run.compiled import block_sets
+
+    config = load(order)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[order["precision"]]
+    shape = (order["micro_batch"], order["seq_len"], order["hidden"])
+    return dict(block_sets(config.model_spec.model.layers[-1], shape, dtype))
+
+
 def facts_of(tracker: Tracker) -> dict[str, Any]:
     """What the tracked step held, computed and sent, in plain values."""
     assert tracker.step is not None
@@ -124,6 +137,7 @@ def facts_of(tracker: Tracker) -> dict[str, Any]:
     return {
         "peak_allocated_bytes": peak,
         "by_kind_bytes": kinds,
+        "blocks_held": blocks_at_peak(tracker.step, tracker.attention),
         "flop": tracker.step.flop,
         "collectives": [
             {"operation": name, "group": group, "ranks": ranks, "count": count, "bytes": size}
@@ -144,7 +158,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     }
     started = time.perf_counter()
     try:
-        facts: dict[str, Any] = {"valid": True, **run(order)}
+        facts: dict[str, Any] = {"valid": True, **(block(order) if order.get("block") else run(order))}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         unknown = type(error).__module__ == "torch._subclasses.fake_tensor"

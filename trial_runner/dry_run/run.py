@@ -44,6 +44,12 @@ class RankFacts:
     collectives: list[dict[str, Any]] = field(default_factory=list)
     """Each kind of collective: operation, mesh dimension and ranks of its group, count, bytes."""
 
+    blocks_held: int = 0
+    """Blocks, one for each micro-batch, whose inner activations are held at the peak."""
+
+    compiled_saves_bytes: int = 0
+    """What compiled blocks keep less of them, already taken off the peak and its activations."""
+
     elapsed_s: float = 0.0
     """Time the child took, seconds."""
 
@@ -63,6 +69,9 @@ class DryRun:
 
     elapsed_s: float
     """Wall time, seconds."""
+
+    compiled: str | None = None
+    """What was done about compiled blocks; None for an eager candidate."""
 
     unknown: bool = False
     """Whether it failed for what fake tensors cannot do, which says nothing about the real program."""
@@ -104,7 +113,32 @@ def dry_run(
     width = candidate.num_devices // candidate.pipeline_parallel
     orders = [{"rank": rank * width, "gpu_kernels": gpu_kernels, "port": 1} for rank in ranks]
     with session_or(session, real=False, parallel=parallel) as used:
-        return _run(candidate, base, recipe, ranks, orders, timeout_s, used)
+        found = _run(candidate, base, recipe, ranks, orders, timeout_s, used)
+        if candidate.compile and found.valid:
+            found = _compiled(found, candidate, base, recipe, timeout_s, used)
+        return found
+
+
+def _compiled(
+    found: DryRun, candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: float, session: Session
+) -> DryRun:
+    """Take off what compiled blocks keep less than eager ones, by the saved set of one block."""
+    if candidate.tensor_parallel > 1 or candidate.activation_checkpoint not in ("none", "full"):
+        why = "tensor-parallel ranks" if candidate.tensor_parallel > 1 else "this activation checkpointing"
+        return replace(found, compiled=f"eager figures: the compiled saved set is not known with {why}")
+    facts = _outcomes(candidate, base, recipe, [{"rank": 0, "block": True, "port": 1}], timeout_s, session)[0]
+    if not facts["valid"]:
+        return replace(found, compiled=f"eager figures: one block could not be partitioned ({facts['error']})")
+    less = facts["eager_bytes"] - facts["compiled_bytes"]
+    ranks = []
+    for rank in found.ranks:
+        saves = rank.blocks_held * less
+        kinds = rank.by_kind_bytes | {"activations": rank.by_kind_bytes["activations"] - saves}
+        peak = rank.peak_allocated_bytes - saves
+        ranks.append(replace(rank, peak_allocated_bytes=peak, by_kind_bytes=kinds, compiled_saves_bytes=saves))
+    eager, compiled = facts["eager_bytes"] / 2**30, facts["compiled_bytes"] / 2**30
+    text = f"one compiled block keeps {compiled:.3f} GiB by the AOT partitioner, an eager one {eager:.3f}"
+    return replace(found, ranks=ranks, compiled=text)
 
 
 def truth(
@@ -149,6 +183,36 @@ def _run(
 ) -> DryRun:
     """Run one child per order; ``names`` are what their facts are filed under."""
     started = time.perf_counter()
+    outcomes = _outcomes(candidate, base, recipe, orders, timeout_s, session)
+    error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
+    facts = [
+        RankFacts(
+            pp_rank=name,
+            peak_allocated_bytes=outcome["peak_allocated_bytes"],
+            by_kind_bytes={kind: outcome["by_kind_bytes"].get(kind, 0) for kind in KINDS},
+            flop=outcome["flop"],
+            collectives=outcome["collectives"],
+            blocks_held=outcome["blocks_held"],
+            elapsed_s=outcome["elapsed_s"],
+        )
+        for name, outcome in zip(names, outcomes)
+        if outcome["valid"]
+    ]
+    failed = [outcome for outcome in outcomes if not outcome["valid"]]
+    unknown = bool(failed) and all(outcome.get("unknown", True) for outcome in failed)
+    elapsed = time.perf_counter() - started
+    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=elapsed, unknown=unknown)
+
+
+def _outcomes(
+    candidate: Candidate,
+    base: BaseFunction,
+    recipe: Recipe,
+    orders: list[dict[str, Any]],
+    timeout_s: float,
+    session: Session,
+) -> list[dict[str, Any]]:
+    """What each child had to say."""
     with tempfile.TemporaryDirectory(prefix="candidate-", dir=session.folder) as scratch:
         config_file = Path(scratch) / "dry_run_config.py"
         config_file.write_text(render(candidate, base, recipe, function="dry_run", header="dry run"))
@@ -167,21 +231,4 @@ def _run(
             "timeout_s": timeout_s,
         }
         futures = [session.submit(common | order) for order in orders]
-        outcomes = [future.result() for future in futures]
-    error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
-    facts = [
-        RankFacts(
-            pp_rank=name,
-            peak_allocated_bytes=outcome["peak_allocated_bytes"],
-            by_kind_bytes={kind: outcome["by_kind_bytes"].get(kind, 0) for kind in KINDS},
-            flop=outcome["flop"],
-            collectives=outcome["collectives"],
-            elapsed_s=outcome["elapsed_s"],
-        )
-        for name, outcome in zip(names, outcomes)
-        if outcome["valid"]
-    ]
-    failed = [outcome for outcome in outcomes if not outcome["valid"]]
-    unknown = bool(failed) and all(outcome.get("unknown", True) for outcome in failed)
-    elapsed = time.perf_counter() - started
-    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=elapsed, unknown=unknown)
+        return [future.result() for future in futures]

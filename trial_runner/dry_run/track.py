@@ -62,6 +62,7 @@ class Tracker(TorchDispatchMode):
         self._next = 0
         self.phase = "setup"
         self.step: StepTrack | None = None
+        self.attention: set[int] = set()
         self._resize: Callable[..., Any] | None = None
 
     @classmethod
@@ -160,6 +161,8 @@ class Tracker(TorchDispatchMode):
         elif packet in _GROUPED:
             self.step.flop += _grouped_flop(args)
         elif packet in _CPU_ATTENTION:
+            if not packet.__name__.endswith("backward"):
+                self.attention.add(self._see(out[0].untyped_storage()))
             self.step.flop += _attention_flop(packet, args)
         elif func.namespace in ("c10d", "_c10d_functional") and not func.__name__.lstrip("_").startswith(
             ("wait", "wrap")
@@ -230,8 +233,8 @@ def local(tensor: Any) -> torch.Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:
-    """Largest sum of storages alive during a step, and what they held at that moment, bytes."""
+def _at_peak(track: StepTrack) -> tuple[int, dict[int, int]]:
+    """Largest sum of storages alive during a step, and the size of each at that moment, bytes."""
     now = sum(track.start.values())
     best, best_at = now, 0
     for position, (_, change) in enumerate(track.changes, start=1):
@@ -241,6 +244,18 @@ def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, d
     sizes = dict(track.start)
     for number, change in track.changes[:best_at]:
         sizes[number] = sizes.get(number, 0) + change
+    return best, sizes
+
+
+def blocks_at_peak(track: StepTrack, attention: set[int]) -> int:
+    """Block-micro-batches whose attention output is held at the peak."""
+    _, sizes = _at_peak(track)
+    return sum(sizes.get(number, 0) > 0 for number in attention)
+
+
+def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:
+    """Largest sum of storages alive during a step, and what they held at that moment, bytes."""
+    best, sizes = _at_peak(track)
     kinds: dict[str, int] = defaultdict(int)
     for number, size in sizes.items():
         kinds[storages[number].kind] += size
