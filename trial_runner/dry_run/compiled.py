@@ -1,7 +1,7 @@
 """What one compiled transformer block keeps for its backward pass: the saved set of the AOT partitioner.
 
 The dry run itself is eager. A compiled block recomputes what is cheap (norms, activation functions), so it keeps less;
-how much less is asked of PyTorch's own min-cut partitioner over the block's joint graph, with Inductor's decompositions.
+how much less is asked of PyTorch's own min-cut partitioner over the block's joint graph.
 """
 
 from __future__ import annotations

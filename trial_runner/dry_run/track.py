@@ -161,7 +161,7 @@ class Tracker(TorchDispatchMode):
         elif packet in _GROUPED:
             self.step.flop += _grouped_flop(args)
         elif packet in _CPU_ATTENTION:
-            if not packet.__name__.endswith("backward"):
+            if isinstance(out, tuple) and len(out) == 2:
                 self.attention.add(self._see(out[0].untyped_storage()))
             self.step.flop += _attention_flop(packet, args)
         elif func.namespace in ("c10d", "_c10d_functional") and not func.__name__.lstrip("_").startswith(

@@ -64,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"dry run of {candidate.label()} at {candidate.num_devices} ranks …", file=sys.stderr)
     # Checked against CPU ranks, the dry run must keep for backward what CPU kernels keep.
     found = dry_run(candidate, base, recipe, ranks, parallel=2, gpu_kernels=not args.check)
-    facts = {
+    facts: dict[str, Any] = {
         "candidate": candidate.to_json(),
         "valid": found.valid,
         "error": found.error,
         "unknown": found.unknown,
+        "compiled": found.compiled,
         "ranks": [
             {
                 "pp_rank": rank.pp_rank,
@@ -81,6 +82,12 @@ def run(args: argparse.Namespace) -> int:
         ],
         "elapsed_s": found.elapsed_s,
     }
+    if found.valid and not setting.on_cpu:
+        from tuner.referee.allowance import allowances
+        from tuner.referee.allowance import SOURCES
+
+        sizes = [rank.peak_allocated_bytes for rank in found.ranks]
+        facts["allowance"] = {"ranks": allowances(candidate, setting, sizes), "sources": SOURCES}
     if args.check and found.valid:
         facts["check"] = compare_with_truth(found, truth(candidate, base, recipe))
     if args.json:
@@ -167,6 +174,18 @@ def _show(facts: dict[str, Any]) -> None:
         cells = [f"{rank['by_kind_gib'][kind]:.3f}" for kind in kinds]
         table.add_row(str(rank["pp_rank"]), f"{rank['peak_allocated_gib']:.3f}", *cells, f"{rank['flop']:.4g}")
     console.print(table)
+    if facts["compiled"]:
+        console.print(f"compiled: {facts['compiled']}", markup=False)
+    if "allowance" in facts:
+        for shown, row in zip(facts["ranks"], facts["allowance"]["ranks"]):
+            low, high = row["reserved_gib_interval"]
+            console.print(
+                f"rank {shown['pp_rank']}: reserved {row['reserved_gib']:.1f} GiB [{low:.1f}, {high:.1f}] with the "
+                f"allocator's {row['allocator_gib']:.1f} and workspaces of {row['workspaces_gib']:.2f}; "
+                f"device {row['device_gib']:.1f} with context {row['context_gib']:.1f} and communicators "
+                f"{row['communicators_gib']:.1f}",
+                markup=False,
+            )
     for rank in facts.get("check", {}).get("ranks", []):
         console.print(
             f"rank {rank['pp_rank']} trained for real: {rank['trained_peak_allocated_gib']:.3f} GiB "
@@ -175,7 +194,6 @@ def _show(facts: dict[str, Any]) -> None:
             markup=False,
         )
     console.print(
-        f"eager, two steps, {facts['elapsed_s']:.0f} s; allocated bytes only: not the allocator's rounding, "
-        "communicator buffers, CUDA context and kernel workspaces",
+        f"two steps of the eager program in {facts['elapsed_s']:.0f} s; the table shows allocated bytes",
         markup=False,
     )

@@ -14,8 +14,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare and show; a case that the framework refuses is shown as such.
 
     Raises:
-        UserError: no case's name contains the asked text.
+        UserError: no case's name contains the asked text, or a table cannot be read.
     """
+    if args.tables:
+        return _tables(args)
     from tuner.referee.cases import cases
     from tuner.referee.compare import compare
 
@@ -55,3 +57,34 @@ def _print(document: dict[str, Any]) -> None:
         console.print(f"* kept apart: {why}", markup=False)
     for key, value in document["overall"].items():
         console.print(f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {value}", markup=False)
+
+
+def _tables(args: argparse.Namespace) -> int:
+    """Published memory figures against dry run plus allowance."""
+    from rich.table import Table
+
+    from dashboards.tables import make_console
+    from tuner.referee.measured import compare_tables
+
+    told = None if args.json else lambda line: print(line, file=sys.stderr)
+    document = compare_tables(args.tables, told=told)
+    if args.json:
+        print(json.dumps(document))
+        return 0
+    console = make_console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("row", "version", "program", "rows", "measured GiB", "dry run", "+ allowance", "off"):
+        table.add_column(name)
+    for row in document["programs"]:
+        figures = ["", "", row["error"] or ""]
+        if row["error"] is None:
+            figures = [f"{row[key]:.1f}" for key in ("dry_run_allocated_gib", "predicted_reserved_gib")]
+            figures.append(f"{row['difference_pct']:+.1f}%")
+        measured = f"{row['measured_reserved_gib']:.1f}"
+        table.add_row(row["row_id"], row["version"][:24], row["label"], str(row["rows"]), measured, *figures)
+    console.print(table)
+    for why, count in sorted(document["left_out"].items(), key=lambda pair: -pair[1]):
+        console.print(f"left out: {count} rows: {why}", markup=False)
+    for key, value in document["overall"].items():
+        console.print(f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {value}", markup=False)
+    return 0
