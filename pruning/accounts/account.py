@@ -62,6 +62,10 @@ class Account:
     copies_attention_output: bool = False
     """Whether attention output is kept twice, as computed and in the layout of the output product."""
 
+    keeps_boundaries: bool = False
+    """Whether pipeline receives have a buffer for every micro-batch of the step, and looped and V schedules hold what
+    they send until the step ends (torch.distributed.pipelining 2.14)."""
+
     parallel_logits: bool = True
     """Whether logits stay split over the tensor-parallel ranks by vocabulary; else every rank holds all of them."""
 
@@ -108,7 +112,8 @@ TORCHTITAN = Account(
     name="torchtitan",
     version="0.3.0",
     sharded=True,
-    copies_attention_output=True,
+    keeps_boundaries=True,
+    logit_bytes=14.0,
     source="torchtitan 0.3.0 distributed/fsdp.py and torch 2.14 fully_shard: fp32 shards, bf16 compute, fp32 reduce",
 )
 MEGATRON = Account(

@@ -115,7 +115,7 @@ def test_explain_says_everything_of_the_contract(tmp_path: Path, capsys: pytest.
     assert [step["step"] for step in found["decisions"]][:2] == ["tensor_parallel", "pipeline_parallel"]
     assert {"bubble_over_useful", "bubble_share_of_total", "inflight_by_rank"} <= set(found["pipeline"])
     for arguments in (("--account", "simple"), ("--account", "megatron")):
-        assert call(explain_verb, str(job), "--candidate", "tp=8,pp=4,vp=4,dp=32,b=1", *arguments) == 0
+        assert call(explain_verb, str(job), "--candidate", "tp=8,pp=4,dp=32,b=1", *arguments) == 0
         assert "feasible" in capsys.readouterr().out
     with pytest.raises(UserError, match="nearest legal splits"):
         call(explain_verb, str(job), "--candidate", "tp=8,dp=8,cp=8")
