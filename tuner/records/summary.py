@@ -12,6 +12,17 @@ from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 
 
+MEASURED = (
+    "step_time_s",
+    "step_time_ci_s",
+    "tokens_per_s_per_device",
+    "mfu_pct",
+    "hfu_pct",
+    "peak_reserved_gib",
+)
+"""Keys of a trial that only a measurement fills."""
+
+
 @dataclass
 class Summary:
     """What `tune status` says."""
@@ -146,6 +157,8 @@ def _charge_lost(summary: Summary) -> None:
                 "role": trial.get("role"),
                 "state": "failed",
                 "candidate": trial["candidate"],
+                "label": trial.get("label", ""),
+                **dict.fromkeys(MEASURED),
                 "device_s": trial["device_s"],
                 "failure": {"class": "driver_lost", "rank": None, "text": "the tuner died while this trial ran"},
             }

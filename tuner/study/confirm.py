@@ -9,7 +9,7 @@ import numpy as np
 
 from search_space.candidate import Candidate
 from trial_runner.measure import read_records
-from trial_runner.measure import slowest_rank_times
+from trial_runner.measure import steady_times
 from tuner.evidence.compare import compare
 from tuner.evidence.compare import Comparison
 from tuner.study.loop import Loop
@@ -53,4 +53,4 @@ def _runs(state: StudyState, record: dict[str, Any]) -> list[np.ndarray]:
     """Step times of every measured run of a record's candidate."""
     same = [trial for trial in state.measured if trial["candidate"] == record["candidate"]]
     world = state.plan.setting.num_devices
-    return [slowest_rank_times(read_records(Path(trial["folder"]), world)) for trial in same]
+    return [steady_times(read_records(Path(trial["folder"]), world)) for trial in same]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,25 @@ machine must not throw away a trial on a busy one."""
 TRANSIENT = ("interrupted", "no_devices", "driver_lost")
 """Failure classes that say nothing about the candidate: it may be asked again."""
 
+MACHINE = (
+    "rank_killed",
+    "agent_lost",
+    "node_lost",
+    "start_failed",
+    "rendezvous",
+    "peer_lost",
+    "collective_timeout",
+)
+"""Failure classes that speak of the machine (preemption, a network fault): the candidate is put back once."""
+
 OPTIMISM = 3.0
 """Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
 
+CANNOT_WIN = "cannot_win"
+"""Failure class of a trial that was stopped as a loser; its step time is known."""
+
 EXHAUSTED = "every feasible candidate was measured"
-CANNOT_WIN = "no candidate left can beat the best one, even at its optimistic end"
+HOPELESS = "no candidate left can beat the best one, even at its optimistic end"
 NO_BUDGET = "budget: the next trial's worst case does not fit in what is left"
 
 
@@ -58,6 +73,11 @@ class Decider:
 
     def __init__(self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int) -> None:
         self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
+        self._put_back: set[str] = set()
+
+    def remember(self, records: Sequence[dict[str, Any]]) -> None:
+        """Take in which candidates earlier sessions put back after a fault of the machine."""
+        self._put_back |= {_key(record) for record in records if _class(record) in MACHINE}
 
     def left(self, limit: float) -> float:
         """Device-seconds that the search may still commit, when it may spend ``limit`` in all."""
@@ -76,7 +96,7 @@ class Decider:
         if not asker.left:
             return EXHAUSTED if idle else ""
         if idle and incumbent_high_s is not None and self.nothing_can_win(incumbent_high_s):
-            return CANNOT_WIN
+            return HOPELESS
         knowledge.wall_limit_s = self.left(limit) / self._devices
         if not asker.left:
             return NO_BUDGET if idle else ""
@@ -93,7 +113,7 @@ class Decider:
     def learn(self, record: dict[str, Any]) -> Coefficients | None:
         """Take a finished trial's record into costs and ledger; the new coefficients, if it taught some."""
         knowledge = self._knowledge
-        if record["state"] == "measured":
+        if record["state"] == "measured" and not record.get("saved_device_s"):
             in_steps = knowledge.costs.steps * record["step_time_s"]
             knowledge.costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - in_steps))
         observation = observation_of(record)
@@ -105,11 +125,13 @@ class Decider:
     def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> None:
         """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again."""
         asker, knowledge = self._asker, self._knowledge
-        if record["state"] == "measured":
+        if timed(record):
             asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
             return
-        kind = record["failure"]["class"]
-        if kind in TRANSIENT:
+        kind, key = _class(record), _key(record)
+        if kind in TRANSIENT or (kind in MACHINE and key not in self._put_back):
+            if kind in MACHINE:
+                self._put_back.add(key)
             asker.tell_interrupted(trial)
             return
         candidate = Candidate.from_json(record["candidate"])
@@ -118,10 +140,38 @@ class Decider:
         knowledge.block(candidate)
 
 
+def _class(record: dict[str, Any]) -> str:
+    """Failure class of a record; empty when it did not fail."""
+    return str((record.get("failure") or {}).get("class", ""))
+
+
+def _key(record: dict[str, Any]) -> str:
+    return Candidate.from_json(record["candidate"]).key()
+
+
+def blocked_by(records: Sequence[dict[str, Any]]) -> list[Candidate]:
+    """Candidates that never may be proposed again: failed by themselves, or twice by a fault of the machine."""
+    faults: dict[str, int] = {}
+    blocked = {}
+    for record in records:
+        kind, key = _class(record), _key(record)
+        if record["state"] != "failed" or kind in TRANSIENT:
+            continue
+        faults[key] = faults.get(key, 0) + 1
+        if kind not in MACHINE or faults[key] > 1:
+            blocked[key] = Candidate.from_json(record["candidate"])
+    return list(blocked.values())
+
+
+def timed(record: dict[str, Any]) -> bool:
+    """Whether a trial's step time is known: it was measured, or stopped as a loser after enough steps."""
+    return record["state"] == "measured" or _class(record) == CANNOT_WIN
+
+
 def observation_of(record: dict[str, Any]) -> Observation | None:
     """What a trial's record teaches the ledger; None when it teaches nothing."""
     candidate = Candidate.from_json(record["candidate"])
-    if record["state"] == "measured":
+    if timed(record):
         peak = record["peak_reserved_gib"]
         return Observation(
             candidate=candidate,
@@ -129,7 +179,6 @@ def observation_of(record: dict[str, Any]) -> Observation | None:
             step_time_ci_s=tuple(record["step_time_ci_s"]),
             peak_reserved_bytes=peak * GIB if peak else None,
         )
-    failure = record["failure"] or {}
-    if failure.get("class") == "out_of_memory":
+    if _class(record) == "out_of_memory":
         return Observation(candidate=candidate, oom=True)
     return None

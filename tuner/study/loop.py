@@ -16,12 +16,14 @@ from search_space.errors import UserError
 from trial_runner.failure import Failure
 from trial_runner.measure import Measurement
 from tuner.budget import Meter
+from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
 from tuner.study.deciding import Decider
+from tuner.study.deciding import MACHINE
 from tuner.study.deciding import SLACK
 from tuner.study.deciding import TRANSIENT
 from tuner.study.knowledge import Knowledge
@@ -35,7 +37,7 @@ POLL_S = 0.2
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
 
-RETRIED = (*TRANSIENT, "timeout", "rank_killed", "agent_lost", "node_lost", "start_failed", "rendezvous")
+RETRIED = (*TRANSIENT, *MACHINE, "timeout")
 """Failure classes after which the baseline is tried again: they speak of the machine, not of the configuration."""
 
 BASELINE_TRIES = 2
@@ -106,6 +108,7 @@ class Loop:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices)
+        self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
         self.reason = ""
@@ -158,10 +161,7 @@ class Loop:
             return False
         if state.baseline is None:
             return self._start_baseline()
-        best = state.best
-        proposed = self._decider.propose(
-            limit, idle=not self._running, incumbent_high_s=best["step_time_ci_s"][1] if best else None
-        )
+        proposed = self._decider.propose(limit, idle=not self._running, incumbent_high_s=self._incumbent_high_s())
         if isinstance(proposed, str):
             self.reason = proposed
             return False
@@ -253,6 +253,8 @@ class Loop:
             if number == but:
                 continue
             end = run.poll()
+            if end is None and run.role == "search" and run.race(self._incumbent_high_s()):
+                end = GangEnd("stopped")
             if end is not None:
                 run.release()
                 self._finish(number, run.result(end))
@@ -264,6 +266,11 @@ class Loop:
             if number == but:
                 continue
             self.state.tell({"event": "progress", "number": number, "device_s": run.device_s, **run.progress()})
+
+    def _incumbent_high_s(self) -> float | None:
+        """Upper end of the best measured step time's interval."""
+        best = self.state.best
+        return float(best["step_time_ci_s"][1]) if best else None
 
     def _stop_all(self) -> None:
         for number, (run, _) in list(self._running.items()):

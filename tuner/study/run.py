@@ -13,7 +13,6 @@ from pathlib import Path
 import signal
 from typing import Any
 
-from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.job import Job
 from trial_runner import devices
@@ -31,11 +30,11 @@ from tuner.study.asking import Asker
 from tuner.study.confirm import choose_winner
 from tuner.study.confirm import confirm
 from tuner.study.costs import CostModel
+from tuner.study.deciding import blocked_by
 from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
-from tuner.study.loop import RETRIED
 from tuner.study.loop import StudyState
 from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
@@ -239,15 +238,14 @@ def _open_state(
     state = StudyState(plan, folder, journal, meter, asker, knowledge, listeners, list(before.trials))
     state.next_number = state.first_number = max(numbers, default=-1) + 1
     for record in before.trials:
-        if record["state"] == "measured":
+        if record["state"] == "measured" and not record.get("saved_device_s"):
             candidate_steps = costs.steps * record["step_time_s"]
             costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - candidate_steps))
     for observation in filter(None, map(observation_of, before.trials)):
         knowledge.observe(observation)
     asker.adopt(before.trials)
-    for record in before.trials:
-        if record["state"] == "failed" and record["failure"]["class"] not in RETRIED:
-            knowledge.block(Candidate.from_json(record["candidate"]))
+    for key in blocked_by(before.trials):
+        knowledge.block(key)
     return state
 
 

@@ -8,8 +8,11 @@ import json
 import os
 from pathlib import Path
 import sys
+import time
 from typing import Any
 
+from pruning.racing import stand
+from pruning.racing import Standing
 from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.flop import flop_per_token
@@ -26,6 +29,9 @@ from trial_runner.failure import log_tail
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
 from trial_runner.measure import Measurement
+from trial_runner.measure import phases
+from trial_runner.measure import read_records
+from trial_runner.measure import StepWatch
 from trial_runner.recipe.config_file import function_name
 from trial_runner.recipe.config_file import render
 from trial_runner.spec import node_clocks
@@ -37,13 +43,19 @@ from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.placed_gang import PlacedGang
 from tuner.cluster.session import ClusterSession
 from tuner.records.layout import StudyFolder
+from tuner.records.spending import split
 from tuner.repository import head_of
+from tuner.study.costs import TRACE_STEPS
+from tuner.study.deciding import CANNOT_WIN
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
 
 
 PLACEMENT_TIMEOUT_S = 120.0
 """Longest wait for devices before the trial is given up, seconds; waiting is not charged."""
+
+LOOK_S = 1.0
+"""Between looks at a running trial's steps, seconds."""
 
 
 class TrialRun:
@@ -64,6 +76,11 @@ class TrialRun:
         self._study = folder.name
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
+        self.early: Standing | None = None
+        """Why the trial was ended before its last step; None: it was not."""
+        self._watch = StepWatch(self.folder, candidate.num_devices)
+        self._looked, self._seen = 0.0, 0
+        self._placed_unix = 0.0
 
     def place(
         self, session: ClusterSession, shape: GangShape, allowance_s: float, interrupted: Callable[[], bool]
@@ -87,6 +104,7 @@ class TrialRun:
         self.allowance_s = allowance_s
         if not self._gang.wait_placed(PLACEMENT_TIMEOUT_S, interrupted):
             return False
+        self._placed_unix = time.time()
         self._gang.start(max(1.0, allowance_s - KILL_GRACE_S))
         return True
 
@@ -151,6 +169,25 @@ class TrialRun:
             return GangEnd("timeout")
         return end
 
+    def race(self, incumbent_high_s: float | None) -> bool:
+        """Whether the trial may end now: it cannot win any more, or its interval is as tight as the job asks.
+
+        Args:
+            incumbent_high_s: upper end of the best step time's interval; None: nothing to lose against.
+        """
+        if time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        measure_section = self.plan.job.measure
+        times = self._watch.times()
+        if len(times) <= self._seen or len(times) >= measure_section.steps:
+            return False
+        self._seen = len(times)
+        found = stand(times, incumbent_high_s, measure_section.stop_confidence, measure_section.tight_pct)
+        if found.lost or found.tight:
+            self.early = found
+        return self.early is not None
+
     def progress(self) -> dict[str, Any]:
         """The last step that rank 0 recorded: its number, phase and step time."""
         path = rank_steps(self.folder, 0)
@@ -179,14 +216,14 @@ class TrialRun:
         """What came of the trial, after its gang ended."""
         setting, job = self.plan.setting, self.plan.job
         world = self.candidate.num_devices
-        if end.ended == "done":
+        if end.ended == "done" or self.early is not None:
             found = measure(
                 self.folder,
                 world_size=world,
                 tokens_per_step=setting.tokens_per_step,
                 ideal_s=setting.ideal_s,
                 recompute_flop_share=recompute_share(self.candidate, self.plan),
-                min_steps=job.measure.steps,
+                min_steps=job.measure.steps if self.early is None else 1,
             )
             if found is not None:
                 return found
@@ -216,13 +253,18 @@ class TrialRun:
             "traces": [str(p) for r in range(self.candidate.num_devices) if (p := rank_trace(self.folder, r)).exists()],
             "folder": str(self.folder),
             "failure": None,
+            "saved_device_s": 0.0,
         }
         if isinstance(outcome, Failure):
             stopped = outcome.kind in ("stopped", "interrupted")
-            return facts | {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
+            facts |= {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
+            return facts | {"by_kind_s": split(facts["device_s"], facts["wall_s"], "failed")}
         measured = asdict(outcome)
+        if self.early is not None:
+            facts |= self._ended_early(self.early, facts)
         return (
             facts
+            | {"by_kind_s": self._by_kind(facts)}
             | self._breakdown(facts["traces"], outcome.step_time_s)
             | {
                 "steps": outcome.steps,
@@ -238,7 +280,40 @@ class TrialRun:
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
                 "flags": list(outcome.flags),
+                "gc_pct": outcome.gc_pct,
             }
+        )
+
+    def _ended_early(self, standing: Standing, facts: dict[str, Any]) -> dict[str, Any]:
+        """State, reason and saved device-seconds of a trial that was ended before its last step."""
+        measure_section = self.plan.job.measure
+        left = measure_section.steps - standing.steps + (TRACE_STEPS if measure_section.trace else 0)
+        devices = facts["device_s"] / facts["wall_s"] if facts["wall_s"] else 0.0
+        saved = {"saved_device_s": round(left * standing.median_s * devices, 3)}
+        if not standing.lost:
+            return saved
+        text = (
+            f"cannot win: {standing.median_s:.4g} s a step after {standing.steps} steps, "
+            f"at {measure_section.stop_confidence:.0%} confidence"
+        )
+        return saved | {"state": "stopped", "failure": {"class": CANNOT_WIN, "rank": None, "text": text}}
+
+    def _by_kind(self, facts: dict[str, Any]) -> dict[str, float]:
+        """The charge by kind, from what the ranks recorded; clocks of other nodes are trusted within the wall only."""
+        records = read_records(self.folder, self.candidate.num_devices)
+        found, wall = phases(records), facts["wall_s"]
+        began = max(records.began_unix_s.values(), default=self._placed_unix)
+        lead = min(wall, max(0.0, began - self._placed_unix))
+        cleanup = max(0.0, wall - lead - found.last_at_s)
+        return split(
+            facts["device_s"],
+            wall,
+            facts["state"],
+            compile_s=found.compile,
+            warmup_s=found.warmup,
+            measured_s=found.measured,
+            profile_s=found.profile,
+            cleanup_s=cleanup,
         )
 
     def _breakdown(self, traces: list[str], step_s: float) -> dict[str, Any]:
