@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom
+from scipy.stats import rankdata
 
 
 SLACK = 0.01
@@ -103,8 +104,7 @@ def block_length(times: np.ndarray) -> int:
     95% interval after the small-sample correction of Kendall (1954), from ranks so that single spikes do not hide it.
     """
     n = len(times)
-    ranks = np.argsort(np.argsort(times, kind="stable"), kind="stable").astype(float)
-    ranks -= ranks.mean()
+    ranks = rankdata(times) - (n + 1) / 2
     square = float(ranks @ ranks)
     found = float(ranks[1:] @ ranks[:-1]) / square if square else 0.0
     found += (1 + 3 * max(found, 0.0)) / n
