@@ -162,7 +162,8 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
         f"{sum(trial['state'] == 'measured' for trial in summary.trials)} measured, "
         f"{sum(trial['state'] == 'failed' for trial in summary.trials)} failed"
         + _stopped(summary)
-        + (f" · ended: {summary.ended}" if summary.ended else f" · {summary.state}"),
+        + (f" · ended: {summary.ended}" if summary.ended else f" · {summary.state}")
+        + (f"; {format_budget(summary.given_back_device_s)} given back" if summary.given_back_device_s else ""),
         markup=False,
     )
     if summary.winner is not None and summary.comparison is not None:

@@ -72,6 +72,11 @@ class Summary:
     near_misses: list[dict[str, Any]] = field(default_factory=list)
     """Where nothing is feasible: the refused candidates nearest to it, with their reasons."""
 
+    @property
+    def given_back_device_s(self) -> float:
+        """What a study that is over did not need of its budget, device-seconds."""
+        return max(0.0, self.budget_device_s - self.spent_device_s) if self.state == "done" else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """The keys of the command-line contract."""
         return {
@@ -87,6 +92,7 @@ class Summary:
             "commit": self.commit,
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
+            "given_back_device_s": round(self.given_back_device_s, 3),
             **self.counts,
             "near_misses": self.near_misses,
         }

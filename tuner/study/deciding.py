@@ -16,6 +16,7 @@ from search_space.hardware import GIB
 from tuner.budget import Meter
 from tuner.study.asking import Asker
 from tuner.study.knowledge import Knowledge
+from tuner.study.moves import Diagnosis
 
 
 SLACK = 2.0
@@ -60,6 +61,9 @@ class Proposal:
     trial: optuna.Trial
     """Optuna's side of it."""
 
+    move: Diagnosis | None = None
+    """The diagnosis that speaks for it, if one does."""
+
 
 class Decider:
     """Asks, admits on the budget, learns, answers.
@@ -74,10 +78,17 @@ class Decider:
     def __init__(self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int) -> None:
         self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
         self._put_back: set[str] = set()
+        self._best_s = float("inf")
 
     def remember(self, records: Sequence[dict[str, Any]]) -> None:
-        """Take in which candidates earlier sessions put back after a fault of the machine."""
+        """Take in earlier sessions: candidates put back after a fault of the machine, the best, the diagnoses."""
         self._put_back |= {_key(record) for record in records if _class(record) in MACHINE}
+        for record in records:
+            if record["state"] == "measured":
+                self._best_s = min(self._best_s, record["step_time_s"])
+        for record in records:
+            if record["state"] == "measured":
+                self._knowledge.diagnose(record, self._best_s)
 
     def left(self, limit: float) -> float:
         """Device-seconds that the search may still commit, when it may spend ``limit`` in all."""
@@ -102,7 +113,12 @@ class Decider:
             return NO_BUDGET if idle else ""
         trial, candidate = asker.ask()
         worst = self._devices * knowledge.worst_s(candidate)
-        return Proposal(candidate=candidate, allowance_device_s=min(SLACK * worst, self.left(limit)), trial=trial)
+        return Proposal(
+            candidate=candidate,
+            allowance_device_s=min(SLACK * worst, self.left(limit)),
+            trial=trial,
+            move=knowledge.raised.get(knowledge.position(candidate)),
+        )
 
     def nothing_can_win(self, incumbent_high_s: float) -> bool:
         """Whether every candidate left loses against the incumbent even at its optimistic end."""
@@ -116,6 +132,9 @@ class Decider:
         if record["state"] == "measured" and not record.get("saved_device_s"):
             in_steps = knowledge.costs.steps * record["step_time_s"]
             knowledge.costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - in_steps))
+        if record["state"] == "measured":
+            self._best_s = min(self._best_s, record["step_time_s"])
+            knowledge.diagnose(record, self._best_s)
         observation = observation_of(record)
         if observation is None:
             return None

@@ -27,6 +27,7 @@ from tuner.study.deciding import MACHINE
 from tuner.study.deciding import SLACK
 from tuner.study.deciding import TRANSIENT
 from tuner.study.knowledge import Knowledge
+from tuner.study.moves import Diagnosis
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -165,7 +166,8 @@ class Loop:
         if isinstance(proposed, str):
             self.reason = proposed
             return False
-        self._launch(proposed.candidate, "search", self._bounded(proposed.allowance_device_s), proposed.trial)
+        allowance = self._bounded(proposed.allowance_device_s)
+        self._launch(proposed.candidate, "search", allowance, proposed.trial, proposed.move)
         return True
 
     def _bounded(self, allowance: float) -> float:
@@ -196,7 +198,14 @@ class Loop:
         self._launch(candidate, "baseline", self._bounded(state.meter.left), trial)
         return True
 
-    def _launch(self, candidate: Candidate, role: str, allowance: float, asked: optuna.Trial | None) -> int:
+    def _launch(
+        self,
+        candidate: Candidate,
+        role: str,
+        allowance: float,
+        asked: optuna.Trial | None,
+        move: Diagnosis | None = None,
+    ) -> int:
         """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
 
         Args:
@@ -204,11 +213,13 @@ class Loop:
             role: ``baseline``, ``search`` or ``confirm``.
             allowance: device-seconds after which it is killed; they are held back until it ends.
             asked: Optuna's trial, if it was asked for one.
+            move: the diagnosis that speaks for it.
         """
         state = self.state
         number = state.next_number
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
+        run.move = move.to_json() if move is not None else None
         state.meter.reserve(str(number), allowance)
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
@@ -235,6 +246,7 @@ class Loop:
             devices=self.shape.devices,
             allowance_device_s=round(allowance, 1),
             predicted=state.knowledge.predicted(candidate),
+            move=run.move,
         )
         return number
 

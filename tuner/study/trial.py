@@ -47,6 +47,7 @@ from tuner.records.spending import split
 from tuner.repository import head_of
 from tuner.study.costs import TRACE_STEPS
 from tuner.study.deciding import CANNOT_WIN
+from tuner.study.moves import hopeless_part
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
 
@@ -76,6 +77,8 @@ class TrialRun:
         self._study = folder.name
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
+        self.move: dict[str, Any] | None = None
+        """The diagnosis that spoke for the candidate."""
         self.early: Standing | None = None
         """Why the trial was ended before its last step; None: it was not."""
         self._watch = StepWatch(self.folder, candidate.num_devices)
@@ -254,6 +257,8 @@ class TrialRun:
             "folder": str(self.folder),
             "failure": None,
             "saved_device_s": 0.0,
+            "move": self.move,
+            "start_mode": "scratch",
         }
         if isinstance(outcome, Failure):
             stopped = outcome.kind in ("stopped", "interrupted")
@@ -262,10 +267,11 @@ class TrialRun:
         measured = asdict(outcome)
         if self.early is not None:
             facts |= self._ended_early(self.early, facts)
+        broken_down = self._breakdown(facts["traces"], outcome.step_time_s)
         return (
             facts
-            | {"by_kind_s": self._by_kind(facts)}
-            | self._breakdown(facts["traces"], outcome.step_time_s)
+            | {"by_kind_s": self._by_kind(facts), "hopeless_part": hopeless_part(broken_down)}
+            | broken_down
             | {
                 "steps": outcome.steps,
                 "step_time_s": outcome.step_time_s,
@@ -279,10 +285,19 @@ class TrialRun:
                 "loss_first": outcome.loss[0] if outcome.loss else None,
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
-                "flags": list(outcome.flags),
+                "flags": [*outcome.flags, *self._throttled()],
                 "gc_pct": outcome.gc_pct,
             }
         )
+
+    def _throttled(self) -> list[str]:
+        """``throttled`` where a device of the first node ran below its clocks for a reason other than idling."""
+        path = node_clocks(self.folder, 0)
+        try:
+            samples = read_clocks(path) if path.exists() else []
+        except UserError:
+            return []
+        return ["throttled"] if any(sample.throttle for sample in samples) else []
 
     def _ended_early(self, standing: Standing, facts: dict[str, Any]) -> dict[str, Any]:
         """State, reason and saved device-seconds of a trial that was ended before its last step."""
