@@ -126,7 +126,9 @@ class PretendedRun(trial_module.TrialRun):
         self._written = due
 
     def poll(self) -> GangEnd | None:
-        if self.wall_s > self.allowance_s:
+        last = float(self._ends[-1])
+        # The agent's deadline holds whether anybody looks or not.
+        if min(self.wall_s, last) > self.allowance_s:
             self._end = self._begin + self.allowance_s
             return GangEnd("timeout")
         self._write()
@@ -139,7 +141,7 @@ class PretendedRun(trial_module.TrialRun):
                 "text": self.does.error,
             }
             rank_error(self.folder, 1).write_text(json.dumps(facts))
-            return GangEnd("failed", {0: 1, 1: 1})
+            return GangEnd("failed", {0: None, 1: 1})
         return GangEnd("done", {0: 0, 1: 0}) if self._written >= len(self._ends) else None
 
     def release(self) -> None:

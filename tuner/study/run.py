@@ -13,6 +13,7 @@ from pathlib import Path
 import signal
 from typing import Any
 
+from pruning.shortage import shortage
 from search_space.errors import UserError
 from search_space.job import Job
 from trial_runner import devices
@@ -197,7 +198,11 @@ def run_study(
         if not folder.rejected.exists():
             _write_rejected(folder, state)
         if not counts["feasible"]:
-            return UNSERVABLE, _end(state, "no candidate is feasible", near_misses=near_misses(state))
+            short = shortage(assessment)
+            hint = f"; what would help: {'; '.join(short['help'])}" if short else ""
+            return UNSERVABLE, _end(
+                state, f"no candidate is feasible{hint}", near_misses=near_misses(state), shortage=short
+            )
         with (
             join(plan.device, _local_slots(plan, options.share_nodes), options.address, folder.root) as session,
             _interruptible(state),
