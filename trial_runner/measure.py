@@ -79,12 +79,16 @@ class Records:
     began_unix_s: dict[int, float] = field(default_factory=dict)
     """When each rank's process began, seconds since the epoch."""
 
+    prepared: dict[str, Any] = field(default_factory=dict)
+    """How the trial was set up: ``gc_freq`` (steps between collections), ``start_mode``; empty in older records."""
+
 
 def read_records(folder: Path, world_size: int) -> Records:
     """Read what the ranks wrote; ranks that wrote nothing are absent, a torn last line is dropped."""
     steps: dict[int, list[dict[str, Any]]] = {}
     events: dict[int, dict[str, float]] = {}
     began: dict[int, float] = {}
+    prepared: dict[str, Any] = {}
     for rank in range(world_size):
         path = rank_steps(folder, rank)
         if not path.exists():
@@ -100,7 +104,9 @@ def read_records(folder: Path, world_size: int) -> Records:
                 events.setdefault(rank, {})[facts["event"]] = facts["at_s"]
                 if "unix_s" in facts:
                     began.setdefault(rank, facts["unix_s"] - facts["at_s"])
-    return Records(steps, events, began)
+                if facts["event"] == "prepared":
+                    prepared = {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
+    return Records(steps, events, began, prepared)
 
 
 SETTLED = 0.1

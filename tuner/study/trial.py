@@ -258,7 +258,6 @@ class TrialRun:
             "failure": None,
             "saved_device_s": 0.0,
             "move": self.move,
-            "start_mode": "scratch",
         }
         if isinstance(outcome, Failure):
             stopped = outcome.kind in ("stopped", "interrupted")
@@ -271,6 +270,7 @@ class TrialRun:
         return (
             facts
             | {"by_kind_s": self._by_kind(facts), "hopeless_part": hopeless_part(broken_down)}
+            | read_records(self.folder, self.candidate.num_devices).prepared
             | broken_down
             | {
                 "steps": outcome.steps,
