@@ -157,7 +157,11 @@ def describe(event: dict[str, Any]) -> list[str]:
         return [f"Ray {'started' if event['local'] else 'joined'}, dashboard {event['dashboard'] or 'off'}"]
     if kind == "trial_placed":
         predicted = event["predicted"]["step_time_s"]
-        return [f"trial {event['number']} ({event['role']}): {event['label']} · predicted {predicted:.3g} s a step"]
+        move = event.get("move")
+        why = f" · {move['move']}, since {move['part']} in trial {move['from_trial']}" if move else ""
+        return [
+            f"trial {event['number']} ({event['role']}): {event['label']} · predicted {predicted:.3g} s a step{why}"
+        ]
     if kind == "trial":
         return [f"trial {event['number']} {outcome_text(event)}"]
     if kind == "winner":

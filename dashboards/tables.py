@@ -30,6 +30,8 @@ def outcome_text(trial: dict[str, Any]) -> str:
             f"{trial['peak_reserved_gib']:.2f} GiB · {trial['device_s']:.0f} device-seconds{flags}"
         )
     failure = trial["failure"]
+    if failure["class"] == "cannot_win":
+        return f"stopped: {failure['text']} · {trial['device_s']:.0f} device-seconds"
     rank = f" on rank {failure['rank']}" if failure.get("rank") is not None else ""
     first = failure["text"].splitlines()[0][:160] if failure["text"] else ""
     return f"{trial['state']}: {failure['class']}{rank}: {first} · {trial['device_s']:.0f} device-seconds"
@@ -116,6 +118,36 @@ def parts_table(trial: dict[str, Any], width: int = 40) -> Table:
     return table
 
 
+def spending_tables(document: dict[str, Any]) -> list[Table | str]:
+    """The account of `tune budget`: a headline, spending by kind and by trial, and what was saved."""
+    spent, budget = document["spent_device_s"], document["budget_device_s"]
+    headline = (
+        f"{document['measured_share_pct']:.0f}% of what was spent went into measured steps · "
+        f"{format_budget(spent)} of {format_budget(budget)} spent"
+    )
+    kinds = Table(box=None, pad_edge=False, header_style="bold")
+    kinds.add_column("kind")
+    for name in ("device-s", "% of spent"):
+        kinds.add_column(name, justify="right")
+    for kind, seconds in document["by_kind_s"].items():
+        kinds.add_row(kind.replace("_", " "), f"{seconds:.1f}", f"{100 * seconds / spent:.1f}" if spent else "")
+    kinds.add_row("sum", f"{spent:.1f}", "100.0" if spent else "", style="bold")
+    shown = [kind for kind, seconds in document["by_kind_s"].items() if seconds]
+    trials = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("#", "state", "candidate", "device-s", *(kind.replace("_", " ") for kind in shown)):
+        trials.add_column(name, justify="left" if name in ("state", "candidate") else "right")
+    for trial in document["trials"]:
+        cells = [f"{trial['by_kind_s'][kind]:.1f}" for kind in shown]
+        trials.add_row(str(trial["number"]), trial["state"], trial["label"], f"{trial['device_s']:.1f}", *cells)
+    lines: list[Table | str] = [headline, "", kinds, "", trials, ""]
+    if document["saved_device_s"]:
+        lines.append(f"stopping losers early saved {format_budget(document['saved_device_s'])}")
+    lines.append(f"no trial held devices for {document['idle_wall_s']:.0f} s of wall time (not charged)")
+    if document["ended"]:
+        lines.append(f"ended: {document['ended']}; {format_budget(max(0.0, document['left_device_s']))} given back")
+    return lines
+
+
 def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> None:
     """Trials, budget, winner, commit; where nothing was feasible the reasons and the nearest candidates."""
     console.print()
@@ -129,7 +161,9 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
         f"budget: {format_budget(summary.spent_device_s)} spent of {format_budget(summary.budget_device_s)} · "
         f"{sum(trial['state'] == 'measured' for trial in summary.trials)} measured, "
         f"{sum(trial['state'] == 'failed' for trial in summary.trials)} failed"
-        + (f" · ended: {summary.ended}" if summary.ended else f" · {summary.state}"),
+        + _stopped(summary)
+        + (f" · ended: {summary.ended}" if summary.ended else f" · {summary.state}")
+        + (f"; {format_budget(summary.given_back_device_s)} given back" if summary.given_back_device_s else ""),
         markup=False,
     )
     if summary.winner is not None and summary.comparison is not None:
@@ -145,6 +179,12 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
         console.print(f"  git -C {commit['repo']} show {commit['branch']}", markup=False)
     if summary.winner is not None:
         console.print(f"more: tune report {summary.study} · tune ui {summary.study}", markup=False)
+
+
+def _stopped(summary: Summary) -> str:
+    losers = [trial for trial in summary.trials if (trial.get("failure") or {}).get("class") == "cannot_win"]
+    saved = sum(trial.get("saved_device_s") or 0.0 for trial in losers)
+    return f", {len(losers)} stopped early (saved {format_budget(saved)})" if losers else ""
 
 
 def print_infeasible(console: Console, summary: Summary, folder: StudyFolder) -> None:

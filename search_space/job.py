@@ -221,6 +221,12 @@ class MeasureSection(Section):
     trace: bool = True
     """take a profiler trace of one step after the window"""
 
+    stop_confidence: float = Field(default=0.95, gt=0.5, le=1)
+    """a search trial stops once it cannot be the winner at this confidence; 1: never"""
+
+    tight_pct: float = Field(default=0, ge=0)
+    """a trial ends before `steps` once its median's interval is within this half-width (percent); 0: never"""
+
     startup_s: float = Field(default=0, ge=0)
     """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
 

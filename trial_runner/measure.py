@@ -56,11 +56,14 @@ class Measurement:
     """Seconds from process start to imports done, trainer built, first step done."""
 
     flags: tuple[str, ...] = ()
-    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``; or makes the trial no measure of a long run:
-    ``leak``."""
+    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``; or makes the trial no measure
+    of a long run: ``leak``, ``impossible_mfu``."""
 
     leak_bytes_per_step: float = 0.0
     """Growth of the memory held between steps, where it is flagged as a leak."""
+
+    gc_pct: float = 0.0
+    """Garbage collection as a share of the window's time, on the rank where it is largest, percent."""
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""
@@ -77,11 +80,19 @@ class Records:
     events: dict[int, dict[str, float]]
     """Seconds since process start of each start-up event, by rank."""
 
+    began_unix_s: dict[int, float] = field(default_factory=dict)
+    """When each rank's process began, seconds since the epoch."""
+
+    prepared: dict[str, Any] = field(default_factory=dict)
+    """How the trial was set up: ``gc_freq`` (steps between collections), ``start_mode``; empty in older records."""
+
 
 def read_records(folder: Path, world_size: int) -> Records:
     """Read what the ranks wrote; ranks that wrote nothing are absent, a torn last line is dropped."""
     steps: dict[int, list[dict[str, Any]]] = {}
     events: dict[int, dict[str, float]] = {}
+    began: dict[int, float] = {}
+    prepared: dict[str, Any] = {}
     for rank in range(world_size):
         path = rank_steps(folder, rank)
         if not path.exists():
@@ -95,7 +106,33 @@ def read_records(folder: Path, world_size: int) -> Records:
                 steps.setdefault(rank, []).append(facts)
             else:
                 events.setdefault(rank, {})[facts["event"]] = facts["at_s"]
-    return Records(steps, events)
+                if "unix_s" in facts:
+                    began.setdefault(rank, facts["unix_s"] - facts["at_s"])
+                if facts["event"] == "prepared":
+                    prepared = {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
+    return Records(steps, events, began, prepared)
+
+
+SETTLED = 0.1
+"""Excess over the later median by which a step still counts as warm-up, as a share of it."""
+
+SPREADS = 6.0
+"""The same in median absolute deviations, where those are larger."""
+
+
+def warmed_up_at(times: np.ndarray) -> int:
+    """First step of the window that belongs to the steady state: warm-up may last longer than was planned for.
+
+    Leading steps are dropped while they exceed the median of the window's second half by more than its own spread
+    allows; a window that does not settle in its first half is kept whole from there.
+    """
+    half = times[len(times) // 2 :]
+    if len(half) < 3:
+        return 0
+    middle = float(np.median(half))
+    bound = middle + max(SETTLED * middle, SPREADS * float(np.median(np.abs(half - middle))))
+    steady = np.flatnonzero(times <= bound)
+    return min(int(steady[0]) if len(steady) else 0, len(times) // 2)
 
 
 def slowest_rank_times(records: Records, phase: str = "measured") -> np.ndarray:
@@ -105,6 +142,12 @@ def slowest_rank_times(records: Records, phase: str = "measured") -> np.ndarray:
         return np.zeros(0)
     length = min(len(row) for row in rows)
     return np.array([row[:length] for row in rows]).max(axis=0)
+
+
+def steady_times(records: Records) -> np.ndarray:
+    """The measured window of a trial without what of warm-up reached into it, shape (steps,)."""
+    window = slowest_rank_times(records)
+    return window[warmed_up_at(window) :]
 
 
 def median_interval(times: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
@@ -146,12 +189,15 @@ def measure(
     records = read_records(folder, world_size)
     if len(records.steps) < world_size:
         return None
-    times = slowest_rank_times(records)
-    if len(times) < min_steps:
+    window = slowest_rank_times(records)
+    if not len(window) or len(window) < min_steps:
         return None
+    late = warmed_up_at(window)
+    times = window[late:]
     median = float(np.median(times))
     leak = max(map(leak_bytes_per_step, records.steps.values()))
     mfu = 100 * ideal_s / median
+    marks = {"leak": bool(leak), "impossible_mfu": mfu > 100, "late_warmup": bool(late)}
     return Measurement(
         steps=len(times),
         step_time_s=median,
@@ -164,8 +210,9 @@ def measure(
         peak_reserved_bytes=_peak(records, "reserved_bytes"),
         loss=_losses(records),
         startup_s=_startup(records),
-        flags=_flags(records) + (("leak",) if leak else ()) + (("impossible_mfu",) if mfu > 100 else ()),
+        flags=_flags(records) + tuple(name for name, wanted in marks.items() if wanted),
         leak_bytes_per_step=leak,
+        gc_pct=_gc_pct(records),
     )
 
 
@@ -190,6 +237,15 @@ def leak_bytes_per_step(steps: list[dict[str, Any]]) -> float:
     thirds = np.diff(held[cuts]) / np.diff(cuts)
     steady = bool((thirds > pace / 4).all()) and held[-1] - held[0] > LEAK_SHARE * held[0]
     return float(pace) if steady and pace > 0 else 0.0
+
+
+def _gc_pct(records: Records) -> float:
+    shares = []
+    for steps in records.steps.values():
+        window = [step for step in steps if step["phase"] == "measured"]
+        total = sum(step["step_time_s"] for step in window)
+        shares.append(100 * sum(step["gc_s"] for step in window) / total if total else 0.0)
+    return max(shares, default=0.0)
 
 
 def _peak(records: Records, key: str) -> float:
@@ -229,3 +285,100 @@ def _flags(records: Records) -> tuple[str, ...]:
         if window and window[-1].get("alloc_retries", 0) > window[0].get("alloc_retries", 0):
             flags.add("alloc_retry")
     return tuple(sorted(flags))
+
+
+class StepWatch:
+    """The steady steps of a running trial, read as its ranks write them.
+
+    Args:
+        folder: the trial's folder.
+        world_size: ranks that record.
+    """
+
+    def __init__(self, folder: Path, world_size: int) -> None:
+        self._folder, self._world = folder, world_size
+        self._read: dict[int, int] = {}
+        self._times: dict[int, list[float]] = {}
+        self._skip = 0
+
+    def times(self) -> np.ndarray:
+        """The slowest rank's time of each measured step so far, after the last recompile and any late warm-up."""
+        for rank in range(self._world):
+            self._follow(rank)
+        if len(self._times) < self._world:
+            return np.zeros(0)
+        length = min(len(times) for times in self._times.values())
+        window = np.array([times[:length] for times in self._times.values()]).max(axis=0)[self._skip :]
+        return np.asarray(window[warmed_up_at(window) :])
+
+    def _follow(self, rank: int) -> None:
+        """Read the whole lines that a rank has written since the last look."""
+        path = rank_steps(self._folder, rank)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read.get(rank, 0))
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read[rank] = self._read.get(rank, 0) + len(whole)
+        mine = self._times.setdefault(rank, [])
+        for line in whole.splitlines():
+            try:
+                facts = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if facts.get("phase") == "measured":
+                mine.append(facts["step_time_s"])
+                if facts.get("compiles"):
+                    self._skip = max(self._skip, len(mine))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Where a trial's wall time went, seconds. What happened before the first step is left to the caller."""
+
+    compile: float = 0.0
+    """Warm-up steps that compiled, beyond what such a step takes once it is compiled."""
+
+    warmup: float = 0.0
+    """The other warm-up steps, and the rest of those."""
+
+    measured: float = 0.0
+    """Steps of the window."""
+
+    profile: float = 0.0
+    """Traced steps and writing the trace."""
+
+    first_step_at_s: float = 0.0
+    """Process start to the start of the first step."""
+
+    last_at_s: float = 0.0
+    """Process start to the last thing a rank recorded."""
+
+
+def phases(records: Records) -> Phases:
+    """Where the time of the slowest rank's records went; all zero when there are none."""
+    ends = [max(events.values(), default=0.0) for events in records.events.values()]
+    if not records.steps:
+        return Phases(first_step_at_s=max(ends, default=0.0), last_at_s=max(ends, default=0.0))
+    rank = max(records.steps, key=lambda rank: records.steps[rank][-1]["at_s"])
+    steps = records.steps[rank]
+    begin = records.events.get(rank, {}).get("training", steps[0]["at_s"] - steps[0]["step_time_s"])
+    warm = [step for step in steps if step["phase"] == "warmup"]
+    steady = [step["step_time_s"] for step in steps if step["phase"] == "measured"] or [
+        step["step_time_s"] for step in warm[-2:]
+    ]
+    usual = float(np.median(steady)) if steady else 0.0
+    compiling = sum(max(0.0, step["step_time_s"] - usual) for step in warm if step["compiles"])
+    warm_end = warm[-1]["at_s"] if warm else begin
+    window = [step["at_s"] for step in steps if step["phase"] == "measured"]
+    window_end = window[-1] if window else warm_end
+    last = max([steps[-1]["at_s"], *ends])
+    return Phases(
+        compile=compiling,
+        warmup=max(0.0, warm_end - begin - compiling),
+        measured=window_end - warm_end,
+        profile=max(0.0, last - window_end),
+        first_step_at_s=begin,
+        last_at_s=last,
+    )

@@ -67,6 +67,7 @@ def train(spec: TrialSpec, recorder: StepRecorder) -> None:
     if spec.data == "synthetic":
         tokens.use_synthetic_tokens(config, spec.seed)
     prepare(config, spec)
+    recorder.event("prepared", gc_freq=config.training.gc_freq, start_mode="scratch")
 
     from torchtitan.tools.logging import init_logger
 
@@ -78,7 +79,11 @@ def train(spec: TrialSpec, recorder: StepRecorder) -> None:
 
 
 def prepare(config: Any, spec: TrialSpec) -> None:
-    """Set what belongs to the measurement and not to the candidate: step count, seed, no checkpoints, no validation."""
+    """Set what belongs to the measurement and not to the candidate: step count, seed, no checkpoints, no validation.
+
+    Every trial starts from scratch and collects garbage as often as the user's function says: no knob changes either,
+    and both are recorded.
+    """
     config.training.steps = spec.warmup_steps + spec.steps + (2 if spec.trace else 0)
     config.debug.seed = spec.seed
     config.debug.enable_structured_logging = False

@@ -22,6 +22,7 @@ VERBS = {
     "replay": "search strategies against measured tables, at no device's cost",
     "breakdown": "where the time of a traced step went, in seven parts",
     "status": "what a study has done and spent",
+    "budget": "where every device-second of a study went",
     "list": "studies in this folder",
     "report": "a study's trials, winner and the winner's diff",
     "ui": "open the MLflow pages of a study",

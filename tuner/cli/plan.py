@@ -73,6 +73,7 @@ def plan(job: Any, top: int, near: int, coefficients: str | None = None) -> dict
     from pruning.assess import assess
     from pruning.calibration import load_coefficients
     from pruning.explain import plan_entry
+    from pruning.shortage import shortage
     from search_space.enumerate import enumerate_pool
     from search_space.resolve import setting_from_job
 
@@ -100,6 +101,7 @@ def plan(job: Any, top: int, near: int, coefficients: str | None = None) -> dict
             }
             for i in assessment.nearest(near)
         ],
+        "shortage": shortage(assessment, known),
     }
 
 
@@ -133,6 +135,14 @@ def _print(document: dict[str, Any]) -> None:
         cells = [f"{entry['parts_s'][name]:.3f}" for name in names]
         parts.add_row(str(number), f"{entry['ideal_s']:.3f}", *cells)
     console.print(parts)
+    short = document["shortage"]
+    if short is not None:
+        term = short["tightest_term"].replace("_", " ")
+        console.print(
+            f"nothing fits: {short['label']} comes nearest and needs {short['over_gib']:.1f} GiB too much; its largest "
+            f"term is {term}, {short['terms_gib'][short['tightest_term']]:.1f} GiB. What would help: "
+            + "; ".join(short["help"])
+        )
     for miss in document["near_misses"]:
         console.print(f"nearly: {miss['label']}")
         for reason in miss["reasons"]:

@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console = make_console()
     print_summary(console, summary, folder)
+    for line in move_lines(summary.trials):
+        console.print(line, markup=False)
     if winner is None:
         return 0
     console.print()
@@ -63,6 +65,29 @@ def run(args: argparse.Namespace) -> int:
     console.print()
     console.print(Syntax("\n".join(diff), "diff", background_color="default"))
     return 0
+
+
+def move_lines(trials: list[dict[str, Any]]) -> list[str]:
+    """Which trials came from which part of which breakdown, what became of them, and what no knob can mend."""
+    by_number = {trial["number"]: trial for trial in trials}
+    lines = []
+    for trial in trials:
+        move = trial.get("move")
+        if not move:
+            continue
+        origin = by_number.get(move["from_trial"], {})
+        outcome = trial["state"]
+        if trial.get("step_time_s") and origin.get("step_time_s"):
+            outcome = f"step time {100 * (trial['step_time_s'] / origin['step_time_s'] - 1):+.1f}% against it"
+        lines.append(
+            f"trial {trial['number']} came from trial {move['from_trial']}: {move['part'].replace('_', ' ')} → "
+            f"{move['move']} ({move['reason']}); {outcome}"
+        )
+    measured = [trial for trial in trials if trial["state"] == "measured"]
+    best = min(measured, key=lambda trial: trial["step_time_s"], default=None)
+    if best is not None and best.get("hopeless_part"):
+        lines.append(f"first of all: {best['hopeless_part']}")
+    return lines
 
 
 def config_diff(baseline: Path, winner: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dashboards.live import choose_display
 from search_space.job import Job
+from tuner.records.layout import network_mount
 from tuner.records.layout import StudyFolder
 from tuner.records.mlflow_sink import MlflowSink
 from tuner.study.plan import StudyPlan
@@ -33,6 +34,12 @@ def run_session(
     def warn(text: str) -> None:
         display({"event": "warning", "text": text})
 
+    mount = network_mount(folder.root)
+    if mount is not None and not (args.mlflow_uri or job.records.mlflow_uri):
+        warn(
+            f"the study lies on {mount}, where SQLite's locks cannot be trusted: Optuna keeps a journal file instead; "
+            "MLflow's own store is SQLite, so name a server with --mlflow-uri, or put the study on a local disk"
+        )
     sink = MlflowSink(folder, args.mlflow_uri or job.records.mlflow_uri, job.records.experiment, warn)
 
     def record(event: dict[str, Any]) -> None:

@@ -16,6 +16,28 @@ def studies_root() -> Path:
     return Path(os.environ.get("LEDGERTUNE_STUDIES", "studies")).resolve()
 
 
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "9p")
+"""File systems over a network, as mount tables name them; ``fuse.`` ones are judged by what follows."""
+
+
+def network_mount(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
+    """The network file system that a path lies on; None when it is local, or where there is no mount table."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return None
+    where, kind = "", ""
+    for fields in (line.split() for line in lines):
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ")
+        inside = path.absolute() == Path(point) or Path(point) in path.absolute().parents
+        if inside and len(point) >= len(where):
+            where, kind = point, fields[2]
+    plain = kind.removeprefix("fuse.")
+    return kind if plain in NETWORK or plain in ("sshfs", "glusterfs", "s3fs", "gcsfuse") else None
+
+
 class StudyFolder:
     """Paths inside one study's folder."""
 

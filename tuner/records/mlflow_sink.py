@@ -191,7 +191,7 @@ class MlflowSink:
         for path in sorted(Path(record["folder"]).iterdir()):
             if path.is_file():
                 self._client.log_artifact(run_id, str(path))
-        status = "FINISHED" if record["state"] == "measured" else "FAILED"
+        status = {"measured": "FINISHED", "stopped": "KILLED"}.get(record["state"], "FAILED")
         self._client.set_terminated(run_id, status, end_time=ended)
         self._ids["trials"][number] = run_id
         self._save()

@@ -12,6 +12,17 @@ from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 
 
+MEASURED = (
+    "step_time_s",
+    "step_time_ci_s",
+    "tokens_per_s_per_device",
+    "mfu_pct",
+    "hfu_pct",
+    "peak_reserved_gib",
+)
+"""Keys of a trial that only a measurement fills."""
+
+
 @dataclass
 class Summary:
     """What `tune status` says."""
@@ -61,6 +72,11 @@ class Summary:
     near_misses: list[dict[str, Any]] = field(default_factory=list)
     """Where nothing is feasible: the refused candidates nearest to it, with their reasons."""
 
+    @property
+    def given_back_device_s(self) -> float:
+        """What a study that is over did not need of its budget, device-seconds."""
+        return max(0.0, self.budget_device_s - self.spent_device_s) if self.state == "done" else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """The keys of the command-line contract."""
         return {
@@ -76,6 +92,7 @@ class Summary:
             "commit": self.commit,
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
+            "given_back_device_s": round(self.given_back_device_s, 3),
             **self.counts,
             "near_misses": self.near_misses,
         }
@@ -146,6 +163,8 @@ def _charge_lost(summary: Summary) -> None:
                 "role": trial.get("role"),
                 "state": "failed",
                 "candidate": trial["candidate"],
+                "label": trial.get("label", ""),
+                **dict.fromkeys(MEASURED),
                 "device_s": trial["device_s"],
                 "failure": {"class": "driver_lost", "rank": None, "text": "the tuner died while this trial ran"},
             }

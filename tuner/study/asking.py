@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import TrialState
 
 from search_space.candidate import Candidate
@@ -15,6 +18,14 @@ from search_space.pool import Pool
 from search_space.sampler import PoolSampler
 from search_space.sampler import Prior
 from search_space.sampler.pool_sampler import KEY
+from tuner.records.layout import network_mount
+
+
+SPACE = "space"
+"""User attribute of an Optuna study that holds its knobs and their values."""
+
+LOCK_TIMEOUT_S = 60.0
+"""Longest wait for a locked database, seconds; SQLite tries again with growing pauses until then."""
 
 
 class Asker:
@@ -35,11 +46,31 @@ class Asker:
         optuna.logging.set_verbosity(logging.WARNING)
         self._pool = pool
         self._sampler = PoolSampler(pool, prior, strategy, seed)
-        storage = optuna.storages.InMemoryStorage() if path is None else optuna.storages.RDBStorage(f"sqlite:///{path}")
+        storage = _storage(path)
         self._study = optuna.create_study(
-            storage=storage, study_name=name, sampler=self._sampler, direction="minimize", load_if_exists=True
+            storage=storage,
+            study_name=self._fitting_name(storage, name),
+            sampler=self._sampler,
+            direction="minimize",
+            load_if_exists=True,
         )
+        self._study.set_user_attr(SPACE, self._space)
         self._interrupt_running()
+
+    @property
+    def _space(self) -> str:
+        """The knobs that vary and their values, as text."""
+        return json.dumps({name: repr(space) for name, space in sorted(self._sampler.distributions.items())})
+
+    def _fitting_name(self, storage: optuna.storages.BaseStorage, name: str) -> str:
+        """The study's name in the storage. Optuna refuses a parameter whose choices changed, so a pool with other
+        values has an Optuna study of its own; the journal's trials are adopted into it."""
+        known = {found.study_name: found for found in optuna.get_all_study_summaries(storage)}
+        for count in range(1, len(known) + 2):
+            tried = name if count == 1 else f"{name}~{count}"
+            if tried not in known or known[tried].user_attrs.get(SPACE, self._space) == self._space:
+                return tried
+        raise AssertionError("unreachable: one name more than there are studies was tried")
 
     def _interrupt_running(self) -> None:
         """Trials that an earlier session left running are set free, to be asked again."""
@@ -97,8 +128,23 @@ class Asker:
         }
         for record in records:
             candidate = Candidate.from_json(record["candidate"])
-            measured = record["state"] == "measured"
-            if record.get("role") == "confirm" or candidate.key() in known or not measured:
+            seconds = record.get("step_time_s")
+            if record.get("role") == "confirm" or candidate.key() in known or not seconds:
                 continue
+            if self._pool.position(candidate) is None:
+                continue
+            known.add(candidate.key())
             trial, _ = self.ask(candidate)
-            self.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
+            self.tell_measured(trial, seconds, number=record["number"], mfu_pct=record["mfu_pct"])
+
+
+def _storage(path: Path | None) -> optuna.storages.BaseStorage:
+    """Where the study is kept: memory, SQLite, or a journal file where SQLite's locks cannot be trusted."""
+    if path is None:
+        return optuna.storages.InMemoryStorage()
+    if network_mount(path) is not None:
+        file = str(path.with_suffix(".journal"))
+        return optuna.storages.JournalStorage(JournalFileBackend(file, lock_obj=JournalFileOpenLock(file)))
+    # A reader (a dashboard, a copy) may hold the file for a while: wait, do not lose the trial.
+    engine = {"connect_args": {"timeout": LOCK_TIMEOUT_S}}
+    return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=engine)

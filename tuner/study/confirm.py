@@ -9,7 +9,7 @@ import numpy as np
 
 from search_space.candidate import Candidate
 from trial_runner.measure import read_records
-from trial_runner.measure import slowest_rank_times
+from trial_runner.measure import steady_times
 from tuner.evidence.compare import compare
 from tuner.evidence.compare import Comparison
 from tuner.study.loop import Loop
@@ -32,9 +32,21 @@ def confirm(loop: Loop) -> None:
     ]
     if best["candidate"] in confirmed:
         return
-    # The baseline is measured again beside every new best: the hour counts, too.
-    for record in (best, baseline):
-        loop.run_one(Candidate.from_json(record["candidate"]), "confirm")
+    rival = runner_up(state)
+    # The baseline is measured again beside every new best, and a rival in between: the hour counts, too.
+    for record in (best, rival, baseline):
+        if record is not None:
+            loop.run_one(Candidate.from_json(record["candidate"]), "confirm")
+
+
+def runner_up(state: StudyState) -> dict[str, Any] | None:
+    """The second best measured trial of the search, if its interval reaches into the best's; the baseline is none."""
+    best = state.best
+    others = [trial for trial in state.measured if trial["role"] == "search" and trial is not best]
+    second = min(others, key=lambda trial: trial["step_time_s"], default=None)
+    if best is None or second is None or second["step_time_ci_s"][0] > best["step_time_ci_s"][1]:
+        return None
+    return second
 
 
 def choose_winner(state: StudyState) -> tuple[dict[str, Any], Comparison] | None:
@@ -43,6 +55,10 @@ def choose_winner(state: StudyState) -> tuple[dict[str, Any], Comparison] | None
     if best is None or baseline is None:
         return None
     ideal_s = state.plan.setting.ideal_s
+    rival = runner_up(state)
+    if rival is not None and min(len(_runs(state, best)), len(_runs(state, rival))) > 1:
+        # Both were repeated in turns: the repeats decide, not which of them had the luckier first run.
+        best = min((best, rival), key=lambda record: float(np.median(np.concatenate(_runs(state, record)))))
     comparison = compare(_runs(state, best), _runs(state, baseline), ideal_s)
     if best is baseline or not comparison.significant:
         return baseline, comparison
@@ -53,4 +69,4 @@ def _runs(state: StudyState, record: dict[str, Any]) -> list[np.ndarray]:
     """Step times of every measured run of a record's candidate."""
     same = [trial for trial in state.measured if trial["candidate"] == record["candidate"]]
     world = state.plan.setting.num_devices
-    return [slowest_rank_times(read_records(Path(trial["folder"]), world)) for trial in same]
+    return [steady_times(read_records(Path(trial["folder"]), world)) for trial in same]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from search_space.hardware import GIB
 from tuner.budget import Meter
 from tuner.study.asking import Asker
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import CANNOT_WIN
 from tuner.study.lessons import Lesson
 from tuner.study.lessons import Lessons
 from tuner.study.lessons import TRANSIENT
+from tuner.study.moves import Diagnosis
 
 
 SLACK = 2.0
@@ -28,7 +31,7 @@ OPTIMISM = 3.0
 """Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
 
 EXHAUSTED = "every feasible candidate was measured"
-CANNOT_WIN = "no candidate left can beat the best one, even at its optimistic end"
+HOPELESS = "no candidate left can beat the best one, even at its optimistic end"
 NO_BUDGET = "budget: the next trial's worst case does not fit in what is left"
 
 
@@ -44,6 +47,9 @@ class Proposal:
 
     trial: optuna.Trial
     """Optuna's side of it."""
+
+    move: Diagnosis | None = None
+    """The diagnosis that speaks for it, if one does."""
 
 
 class Decider:
@@ -64,6 +70,16 @@ class Decider:
         self._lessons = lessons or Lessons(knowledge.pool, knowledge.setting)
         self._again: list[Candidate] = []
         self._stop = ""
+        self._best_s = float("inf")
+
+    def remember(self, records: Sequence[dict[str, Any]]) -> None:
+        """Take in earlier sessions: the best, the diagnoses."""
+        for record in records:
+            if record["state"] == "measured":
+                self._best_s = min(self._best_s, record["step_time_s"])
+        for record in records:
+            if record["state"] == "measured":
+                self._knowledge.diagnose(record, self._best_s)
 
     def left(self, limit: float) -> float:
         """Device-seconds that the search may still commit, when it may spend ``limit`` in all."""
@@ -87,13 +103,18 @@ class Decider:
         if not asker.left:
             return EXHAUSTED if idle else ""
         if idle and incumbent_high_s is not None and self.nothing_can_win(incumbent_high_s):
-            return CANNOT_WIN
+            return HOPELESS
         knowledge.wall_limit_s = self.left(limit) / self._devices
         if not asker.left:
             return NO_BUDGET if idle else ""
         trial, candidate = asker.ask()
         worst = self._devices * knowledge.worst_s(candidate)
-        return Proposal(candidate=candidate, allowance_device_s=min(SLACK * worst, self.left(limit)), trial=trial)
+        return Proposal(
+            candidate=candidate,
+            allowance_device_s=min(SLACK * worst, self.left(limit)),
+            trial=trial,
+            move=knowledge.raised.get(knowledge.position(candidate)),
+        )
 
     def _retry(self, limit: float) -> Proposal | None:
         """The candidate that a failure from outside ended, once more, if it still fits."""
@@ -115,9 +136,12 @@ class Decider:
     def learn(self, record: dict[str, Any]) -> Coefficients | None:
         """Take a finished trial's record into costs and ledger; the new coefficients, if it taught some."""
         knowledge = self._knowledge
-        if record["state"] == "measured":
+        if record["state"] == "measured" and not record.get("saved_device_s"):
             in_steps = knowledge.costs.steps * record["step_time_s"]
             knowledge.costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - in_steps))
+        if record["state"] == "measured":
+            self._best_s = min(self._best_s, record["step_time_s"])
+            knowledge.diagnose(record, self._best_s)
         observation = observation_of(record)
         if observation is None:
             return None
@@ -133,7 +157,7 @@ class Decider:
         lesson = self._lessons.take(record)
         self._stop = self._stop or lesson.stop
         asker, knowledge = self._asker, self._knowledge
-        if record["state"] == "measured":
+        if timed(record):
             asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
             return lesson
         kind = record["failure"]["class"]
@@ -151,10 +175,20 @@ class Decider:
         return lesson
 
 
+def _class(record: dict[str, Any]) -> str:
+    """Failure class of a record; empty when it did not fail."""
+    return str((record.get("failure") or {}).get("class", ""))
+
+
+def timed(record: dict[str, Any]) -> bool:
+    """Whether a trial's step time is known: it was measured, or stopped as a loser after enough steps."""
+    return record["state"] == "measured" or _class(record) == CANNOT_WIN
+
+
 def observation_of(record: dict[str, Any]) -> Observation | None:
     """What a trial's record teaches the ledger; None when it teaches nothing."""
     candidate = Candidate.from_json(record.get("effective_candidate") or record["candidate"])
-    if record["state"] == "measured":
+    if timed(record):
         peak = record["peak_reserved_gib"]
         return Observation(
             candidate=candidate,
@@ -162,7 +196,6 @@ def observation_of(record: dict[str, Any]) -> Observation | None:
             step_time_ci_s=tuple(record["step_time_ci_s"]),
             peak_reserved_bytes=peak * GIB if peak else None,
         )
-    failure = record["failure"] or {}
-    if failure.get("class") == "out_of_memory":
+    if _class(record) == "out_of_memory":
         return Observation(candidate=candidate, oom=True)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import Any
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,10 @@ from search_space.sampler import Prior
 from search_space.setting import Setting
 from trial_runner.gang import KILL_GRACE_S
 from tuner.study.costs import CostModel
+from tuner.study.moves import diagnose
+from tuner.study.moves import Diagnosis
+from tuner.study.moves import NEAR_BEST
+from tuner.study.moves import RAISE
 
 
 MEMORY_SIGMA = 0.08
@@ -97,6 +102,8 @@ class Knowledge:
         self._blocked = np.zeros(len(self.pool), dtype=bool)
         self.assessment: Assessment = self._ledger.assess(self._start)
         self._chance = self._chance_now()
+        self.raised: dict[int, Diagnosis] = {}
+        """Candidates that breakdowns of measured trials speak for."""
 
     @property
     def feasible(self) -> np.ndarray:
@@ -170,8 +177,24 @@ class Knowledge:
             cost=startup + self.costs.steps * prices.step_time_s,
             allowed=self.feasible & (self._worst_s() <= self.wall_limit_s),
             chance=self._chance,
+            favour=self._favour(),
             failed_cost=startup,
         )
+
+    def diagnose(self, record: dict[str, Any], best_s: float) -> None:
+        """Raise the neighbours that a measured trial's breakdown speaks for, if the trial is near the best."""
+        if record["step_time_s"] > NEAR_BEST * best_s:
+            return
+        allowed = self.assessment.allowed_bytes
+        spare = 1.0 if self.setting.on_cpu else 1 - (record["peak_reserved_gib"] or 0.0) * GIB / allowed
+        self.raised = diagnose(record, self.pool, spare) | self.raised
+
+    def _favour(self) -> np.ndarray | None:
+        if not self.raised:
+            return None
+        found = np.ones(len(self.pool))
+        found[list(self.raised)] = RAISE
+        return found
 
     def _chance_now(self) -> np.ndarray:
         """Probability that each candidate fits in memory, after what ran and what did not, shape (n,)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ from trial_runner.failure.faults import FAULTS
 
 TRANSIENT = ("interrupted", "no_devices", "driver_lost", "stopped")
 """Failure classes of trials that were cut off from outside: they count as no try and may be asked again."""
+
+CANNOT_WIN = "cannot_win"
+"""Failure class of a trial that was stopped as a loser; its step time is known, so it is no failure."""
 
 AT_ONCE = ("disk_full",)
 """Classes that stop a study the first time; the others that stop one do so when two trials in a row meet them."""
@@ -70,7 +74,7 @@ class Lessons:
 
     def __init__(self, pool: Pool, setting: Setting) -> None:
         self._pool, self._setting = pool, setting
-        self._tries: Counter[tuple[str, str]] = Counter()
+        self._tries: Counter[str] = Counter()
         self._in_a_row = 0
         self._unexplained: list[str] = []
         self._any_measured = False
@@ -82,10 +86,10 @@ class Lessons:
         holds back the siblings of its known fault, or of the risks that the candidate was known to have.
         """
         failure = record["failure"]
-        if record["state"] == "measured" or not failure:
+        if record["state"] == "measured" or not failure or failure["class"] == CANNOT_WIN:
             self._in_a_row = 0
             self._unexplained.clear()
-            self._any_measured |= record["state"] == "measured"
+            self._any_measured = True
             return Lesson()
         kind = failure_class(failure["class"])
         if failure["class"] in TRANSIENT:
@@ -94,14 +98,13 @@ class Lessons:
         if kind.stops_study:
             self._in_a_row += 1
             if kind.kind in AT_ONCE or self._in_a_row > 1:
-                stop = f"{kind.kind}: {kind.why} ({failure['text'][:200]}); {kind.advice}"
+                stop = f"{kind.kind}: {kind.why} ({failure.get('text', '')[:200]}); {kind.advice}"
         else:
             self._in_a_row = 0
         candidate = Candidate.from_json(record["candidate"])
-        stop = stop or self._broken(candidate, kind.kind, failure["text"])
-        key = (candidate.key(), kind.kind)
-        self._tries[key] += 1
-        if self._tries[key] <= kind.retries:
+        stop = stop or self._broken(candidate, kind.kind, failure.get("text", ""))
+        self._tries[candidate.key()] += 1
+        if self._tries[candidate.key()] <= kind.retries:
             return Lesson(again=True, stop=stop)
         if kind.teaches == NOTHING and kind.stops_study:
             return Lesson(again=True, stop=stop)
@@ -109,6 +112,19 @@ class Lessons:
             return Lesson(stop=stop)
         held, reason = self._siblings(candidate, failure.get("fault"))
         return Lesson(held=held, reason=reason, stop=stop)
+
+    def blocked_by(self, records: Sequence[Mapping[str, Any]]) -> tuple[list[Candidate], np.ndarray]:
+        """Candidates that never may be proposed again after some records, and held siblings, shape (n,) of bool."""
+        blocked: dict[str, Candidate] = {}
+        held = np.zeros(len(self._pool), dtype=bool)
+        for record in records:
+            lesson = self.take(record)
+            if record["state"] == "failed" and not lesson.again:
+                candidate = Candidate.from_json(record["candidate"])
+                blocked[candidate.key()] = candidate
+            if lesson.held is not None:
+                held |= lesson.held
+        return list(blocked.values()), held
 
     def _broken(self, candidate: Candidate, kind: str, text: str) -> str:
         """Why the environment counts as broken: different candidates fail one after the other without a reason."""

@@ -16,6 +16,7 @@ from search_space.errors import UserError
 from trial_runner.failure import Failure
 from trial_runner.measure import Measurement
 from tuner.budget import Meter
+from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.evidence.sanity import unsound
@@ -28,6 +29,7 @@ from tuner.study.knowledge import Knowledge
 from tuner.study.lessons import Lessons
 from tuner.study.lessons import retried
 from tuner.study.lessons import TRANSIENT
+from tuner.study.moves import Diagnosis
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -117,6 +119,7 @@ class Loop:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
+        self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
         self.reason = ""
@@ -169,14 +172,12 @@ class Loop:
             return False
         if state.baseline is None:
             return self._start_baseline()
-        best = state.best
-        proposed = self._decider.propose(
-            limit, idle=not self._running, incumbent_high_s=best["step_time_ci_s"][1] if best else None
-        )
+        proposed = self._decider.propose(limit, idle=not self._running, incumbent_high_s=self._incumbent_high_s())
         if isinstance(proposed, str):
             self.reason = proposed
             return False
-        self._launch(proposed.candidate, "search", self._bounded(proposed.allowance_device_s), proposed.trial)
+        allowance = self._bounded(proposed.allowance_device_s)
+        self._launch(proposed.candidate, "search", allowance, proposed.trial, proposed.move)
         return True
 
     def _bounded(self, allowance: float) -> float:
@@ -207,7 +208,14 @@ class Loop:
         self._launch(candidate, "baseline", self._bounded(state.meter.left), trial)
         return True
 
-    def _launch(self, candidate: Candidate, role: str, allowance: float, asked: optuna.Trial | None) -> int:
+    def _launch(
+        self,
+        candidate: Candidate,
+        role: str,
+        allowance: float,
+        asked: optuna.Trial | None,
+        move: Diagnosis | None = None,
+    ) -> int:
         """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
 
         Args:
@@ -215,11 +223,13 @@ class Loop:
             role: ``baseline``, ``search`` or ``confirm``.
             allowance: device-seconds after which it is killed; they are held back until it ends.
             asked: Optuna's trial, if it was asked for one.
+            move: the diagnosis that speaks for it.
         """
         state = self.state
         number = state.next_number
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
+        run.move = move.to_json() if move is not None else None
         state.meter.reserve(str(number), allowance)
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
@@ -252,6 +262,7 @@ class Loop:
             devices=self.shape.devices,
             allowance_device_s=round(allowance, 1),
             predicted=state.knowledge.predicted(candidate),
+            move=run.move,
         )
         return number
 
@@ -270,6 +281,8 @@ class Loop:
             if number == but:
                 continue
             end = run.poll()
+            if end is None and run.role == "search" and run.race(self._incumbent_high_s()):
+                end = GangEnd("stopped")
             if end is not None:
                 run.release()
                 self._finish(number, run.result(end, self.state.transport))
@@ -281,6 +294,11 @@ class Loop:
             if number == but:
                 continue
             self.state.tell({"event": "progress", "number": number, "device_s": run.device_s, **run.progress()})
+
+    def _incumbent_high_s(self) -> float | None:
+        """Upper end of the best measured step time's interval."""
+        best = self.state.best
+        return float(best["step_time_ci_s"][1]) if best else None
 
     def _stop_all(self) -> None:
         for number, (run, _) in list(self._running.items()):

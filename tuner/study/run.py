@@ -13,7 +13,7 @@ from pathlib import Path
 import signal
 from typing import Any
 
-from search_space.candidate import Candidate
+from pruning.shortage import shortage
 from search_space.errors import UserError
 from search_space.job import Job
 from trial_runner import devices
@@ -198,7 +198,11 @@ def run_study(
         if not folder.rejected.exists():
             _write_rejected(folder, state)
         if not counts["feasible"]:
-            return UNSERVABLE, _end(state, "no candidate is feasible", near_misses=near_misses(state))
+            short = shortage(assessment)
+            hint = f"; what would help: {'; '.join(short['help'])}" if short else ""
+            return UNSERVABLE, _end(
+                state, f"no candidate is feasible{hint}", near_misses=near_misses(state), shortage=short
+            )
         with (
             join(plan.device, _local_slots(plan, options.share_nodes), options.address, folder.root) as session,
             _interruptible(state),
@@ -240,18 +244,16 @@ def _open_state(
     state = StudyState(plan, folder, journal, meter, asker, knowledge, lessons, listeners, list(before.trials))
     state.next_number = state.first_number = max(numbers, default=-1) + 1
     for record in before.trials:
-        if record["state"] == "measured":
+        if record["state"] == "measured" and not record.get("saved_device_s"):
             candidate_steps = costs.steps * record["step_time_s"]
             costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - candidate_steps))
     for observation in filter(None, map(observation_of, before.trials)):
         knowledge.observe(observation)
     asker.adopt(before.trials)
-    for record in before.trials:
-        lesson = state.lessons.take(record)
-        if record["state"] == "failed" and not lesson.again:
-            knowledge.block(Candidate.from_json(record["candidate"]))
-            if lesson.held is not None:
-                knowledge.hold(lesson.held)
+    blocked, held = lessons.blocked_by(before.trials)
+    knowledge.hold(held)
+    for candidate in blocked:
+        knowledge.block(candidate)
     return state
 
 

@@ -11,16 +11,10 @@ import sys
 import time
 from typing import Any
 
+from pruning.racing import stand
+from pruning.racing import Standing
 from search_space.candidate import Candidate
-from search_space.errors import UserError
-from search_space.flop import flop_per_token
-from search_space.flop import recompute_flop_per_token
 from search_space.hardware import GIB
-from trial_runner.breakdown import break_down
-from trial_runner.breakdown import Breakdown
-from trial_runner.breakdown import PARTS
-from trial_runner.breakdown.ideal import ideal_by_rank
-from trial_runner.clocks import read_clocks
 from trial_runner.effective import effective
 from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
@@ -33,10 +27,12 @@ from trial_runner.failure import silent_failure
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
 from trial_runner.measure import Measurement
+from trial_runner.measure import phases
+from trial_runner.measure import read_records
+from trial_runner.measure import StepWatch
 from trial_runner.peak_check import peaks_disagree
 from trial_runner.recipe.config_file import function_name
 from trial_runner.recipe.config_file import render
-from trial_runner.spec import node_clocks
 from trial_runner.spec import rank_steps
 from trial_runner.spec import rank_trace
 from trial_runner.spec import TrialSpec
@@ -47,13 +43,27 @@ from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.placed_gang import PlacedGang
 from tuner.cluster.session import ClusterSession
 from tuner.records.layout import StudyFolder
+from tuner.records.spending import split
 from tuner.repository import head_of
+from tuner.study.costs import TRACE_STEPS
+from tuner.study.facts import breakdown_of
+from tuner.study.facts import recompute_share
+from tuner.study.facts import throttled
+from tuner.study.lessons import CANNOT_WIN
+from tuner.study.moves import hopeless_part
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
 
 
 PLACEMENT_TIMEOUT_S = 120.0
 """Longest wait for devices before the trial is given up, seconds; waiting is not charged."""
+
+LOOK_S = 1.0
+"""Between looks at a running trial's steps, seconds."""
+
+
+LISTEN_S = 2.0
+"""Between looks for a gang that fell silent, seconds."""
 
 
 class TrialRun:
@@ -75,6 +85,14 @@ class TrialRun:
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
         self.first_step_s = float("inf")
+        self._listened = 0.0
+        self.move: dict[str, Any] | None = None
+        """The diagnosis that spoke for the candidate."""
+        self.early: Standing | None = None
+        """Why the trial was ended before its last step; None: it was not."""
+        self._watch = StepWatch(self.folder, candidate.num_devices)
+        self._looked, self._seen = 0.0, 0
+        self._placed_unix = 0.0
 
     def place(
         self,
@@ -104,6 +122,7 @@ class TrialRun:
         self.allowance_s, self.first_step_s = allowance_s, first_step_s
         if not self._gang.wait_placed(PLACEMENT_TIMEOUT_S, interrupted):
             return False
+        self._placed_unix = time.time()
         self._gang.start(max(1.0, allowance_s - KILL_GRACE_S))
         return True
 
@@ -166,11 +185,31 @@ class TrialRun:
         end = self._gang.poll()
         if end is None and self.wall_s > self.allowance_s - KILL_GRACE_S / 2:
             return GangEnd("timeout")
-        if end is None:
+        if end is None and time.monotonic() - self._listened > LISTEN_S:
+            self._listened = time.monotonic()
             left = self.first_step_s - self.wall_s
             silent = hung(self.folder, self.candidate.num_devices, time.time(), self.plan.device, left)
             return GangEnd(silent) if silent else None
         return end
+
+    def race(self, incumbent_high_s: float | None) -> bool:
+        """Whether the trial may end now: it cannot win any more, or its interval is as tight as the job asks.
+
+        Args:
+            incumbent_high_s: upper end of the best step time's interval; None: nothing to lose against.
+        """
+        if time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        measure_section = self.plan.job.measure
+        times = self._watch.times()
+        if len(times) <= self._seen or len(times) >= measure_section.steps:
+            return False
+        self._seen = len(times)
+        found = stand(times, incumbent_high_s, measure_section.stop_confidence, measure_section.tight_pct)
+        if found.lost or found.tight:
+            self.early = found
+        return self.early is not None
 
     def progress(self) -> dict[str, Any]:
         """The last step that rank 0 recorded: its number, phase and step time."""
@@ -205,14 +244,14 @@ class TrialRun:
         """
         setting, job = self.plan.setting, self.plan.job
         world = self.candidate.num_devices
-        if end.ended == "done":
+        if end.ended == "done" or self.early is not None:
             found = measure(
                 self.folder,
                 world_size=world,
                 tokens_per_step=setting.tokens_per_step,
                 ideal_s=setting.ideal_s,
                 recompute_flop_share=recompute_share(self.candidate, self.plan),
-                min_steps=job.measure.steps,
+                min_steps=job.measure.steps if self.early is None else 1,
             )
             transport = trial_transport(self.folder, world)
             if degraded(transport, usual_transport):
@@ -260,10 +299,13 @@ class TrialRun:
             "traces": [str(p) for r in range(self.candidate.num_devices) if (p := rank_trace(self.folder, r)).exists()],
             "folder": str(self.folder),
             "failure": None,
+            "saved_device_s": 0.0,
+            "move": self.move,
         }
         if isinstance(outcome, Failure):
             stopped = outcome.kind in ("stopped", "interrupted")
-            return facts | {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
+            facts |= {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
+            return facts | {"by_kind_s": split(facts["device_s"], facts["wall_s"], "failed")}
         measured = asdict(outcome)
         inactive = inactive_features(self.candidate, self.folder)
         ran = effective(self.candidate, inactive)
@@ -271,9 +313,14 @@ class TrialRun:
         setting = self.plan.setting
         if not setting.on_cpu and peaks_disagree(log_tail(self.folder, 0), setting.hardware.peak(setting.precision)):
             flags = (*flags, "peak_disagrees")
+        if self.early is not None:
+            facts |= self._ended_early(self.early, facts)
+        broken_down = breakdown_of(self.plan, self.candidate, self.folder, facts["traces"], outcome.step_time_s)
         return (
             facts
-            | self._breakdown(facts["traces"], outcome.step_time_s)
+            | {"by_kind_s": self._by_kind(facts), "hopeless_part": hopeless_part(broken_down)}
+            | read_records(self.folder, self.candidate.num_devices).prepared
+            | broken_down
             | {
                 "steps": outcome.steps,
                 "step_time_s": outcome.step_time_s,
@@ -287,64 +334,42 @@ class TrialRun:
                 "loss_first": outcome.loss[0] if outcome.loss else None,
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
-                "flags": list(flags),
+                "flags": [*flags, *throttled(self.folder)],
                 "leak_bytes_per_step": outcome.leak_bytes_per_step,
                 "effective_candidate": ran.to_json() if ran != self.candidate else None,
                 "transport": trial_transport(self.folder, self.candidate.num_devices),
+                "gc_pct": outcome.gc_pct,
             }
         )
 
-    def _breakdown(self, traces: list[str], step_s: float) -> dict[str, Any]:
-        """The traced step in seven parts, the mean over the traced ranks; empty without a readable trace."""
-        if not traces:
-            return {}
-        setting = self.plan.setting
-        clocks = node_clocks(self.folder, 0)
-        try:
-            found = break_down(
-                [Path(trace) for trace in traces],
-                ideal_by_rank_s=ideal_by_rank(setting, self.candidate),
-                measured_step_s=step_s,
-                peak_flops=setting.hardware.peak(setting.precision),
-                clocks=read_clocks(clocks) if clocks.exists() else None,
-            )
-        except UserError as error:
-            return {"breakdown": None, "breakdown_error": str(error)}
-        return {"breakdown": mean_over_ranks(found)}
+    def _ended_early(self, standing: Standing, facts: dict[str, Any]) -> dict[str, Any]:
+        """State, reason and saved device-seconds of a trial that was ended before its last step."""
+        measure_section = self.plan.job.measure
+        left = measure_section.steps - standing.steps + (TRACE_STEPS if measure_section.trace else 0)
+        devices = facts["device_s"] / facts["wall_s"] if facts["wall_s"] else 0.0
+        saved = {"saved_device_s": round(left * standing.median_s * devices, 3)}
+        if not standing.lost:
+            return saved
+        text = (
+            f"cannot win: {standing.median_s:.4g} s a step after {standing.steps} steps, "
+            f"at {measure_section.stop_confidence:.0%} confidence"
+        )
+        return saved | {"state": "stopped", "failure": {"class": CANNOT_WIN, "rank": None, "text": text}}
 
-
-def mean_over_ranks(found: Breakdown) -> dict[str, Any] | None:
-    """One step as the mean over its ranks: still useful + parts + unexplained = step; None without a step."""
-    steps = found.steps
-    if not steps:
-        return None
-    count = len(steps)
-    return {
-        "step_s": sum(step.step_s for step in steps) / count,
-        "useful_s": sum(step.useful_s for step in steps) / count,
-        "parts_s": {part: sum(step.parts_s[part] for step in steps) / count for part in PARTS},
-        "unexplained_s": sum(step.unexplained_s for step in steps) / count,
-        "coverage_pct": min(step.coverage_pct for step in steps),
-        "ranks": count,
-        "warnings": list(found.warnings),
-    }
-
-
-def recompute_share(candidate: Candidate, plan: StudyPlan) -> float:
-    """FLOP that activation checkpointing runs again, as a share of the model FLOP.
-
-    Full runs each block's forward again. Selective by operator (torchtitan 0.3.0's SelectiveAC) runs every second
-    product of a block again, the output and the up projection, and saves attention. For a memory budget the
-    partitioner decides; the square of the share given up is the ledger's account of it.
-    """
-    shape, seq_len = plan.setting.shape, plan.setting.seq_len
-    whole = recompute_flop_per_token(shape, seq_len) / flop_per_token(shape, seq_len)
-    match candidate.activation_checkpoint:
-        case "full":
-            return whole
-        case "memory_budget":
-            return whole * (1 - candidate.memory_budget) ** 2
-        case "selective":
-            again = shape.layers * shape.hidden * (shape.value_width + shape.feed_forward_width)
-            return 2.0 * again / flop_per_token(shape, seq_len)
-    return 0.0
+    def _by_kind(self, facts: dict[str, Any]) -> dict[str, float]:
+        """The charge by kind, from what the ranks recorded; clocks of other nodes are trusted within the wall only."""
+        records = read_records(self.folder, self.candidate.num_devices)
+        found, wall = phases(records), facts["wall_s"]
+        began = max(records.began_unix_s.values(), default=self._placed_unix)
+        lead = min(wall, max(0.0, began - self._placed_unix))
+        cleanup = max(0.0, wall - lead - found.last_at_s)
+        return split(
+            facts["device_s"],
+            wall,
+            facts["state"],
+            compile_s=found.compile,
+            warmup_s=found.warmup,
+            measured_s=found.measured,
+            profile_s=found.profile,
+            cleanup_s=cleanup,
+        )
