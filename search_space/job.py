@@ -221,6 +221,9 @@ class MeasureSection(Section):
     trace: bool = True
     """take a profiler trace of one step after the window"""
 
+    rehearse: bool = False
+    """hold devices and keep records, but train nothing: report what the ledger predicts"""
+
     stop_confidence: float = Field(default=0.95, gt=0.5, le=1)
     """a search trial stops once it cannot be the winner at this confidence; 1: never"""
 

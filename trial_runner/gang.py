@@ -81,7 +81,7 @@ class NodeShare:
         master: tuple[str, int],
         deadline_s: float,
         devices: list[str] | None = None,
-        program: Sequence[str] = ("-m", "trial_runner.rank"),
+        program: Sequence[str] | None = None,
     ) -> None:
         """Start the ranks.
 
@@ -92,7 +92,7 @@ class NodeShare:
             master: address and port of the rendezvous.
             deadline_s: seconds of wall time after which the ranks are killed, whatever happens to us.
             devices: device ids that the ranks may use, one a rank; None leaves visibility as it is.
-            program: what Python runs as a rank; its last argument is the path of the order.
+            program: what Python runs as a rank, its last argument is the path of the order; None: the order's module.
         """
         self.state = GangState()
         self._kills_before = oom_kills()
@@ -106,7 +106,7 @@ class NodeShare:
             orders.append(
                 {
                     "rank": rank,
-                    "argv": [sys.executable, "-P", *program, str(spec_path)],
+                    "argv": [sys.executable, "-P", *(program or ("-m", spec.program)), str(spec_path)],
                     "env": rank_environment(spec, rank, local, len(ranks), node, master, devices),
                     "log": str(log),
                     "cwd": spec.workdir or str(folder),

@@ -19,6 +19,11 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("start", help="find the fastest configuration within a budget")
     parser.add_argument("job", nargs="?", metavar="JOB.toml", help="job file; absent: torchtitan's llama3 debug model")
     parser.add_argument("--study", help="name or folder of the new study (default: model and time)")
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="try out placement, budget and records: ranks hold devices and report predictions, nothing is trained",
+    )
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -83,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
     job = with_options(job, args)
+    if args.rehearse:
+        job = job.model_copy(update={"measure": job.measure.model_copy(update={"rehearse": True})})
     model = job.model.torchtitan or job.model.name or "model"
     folder = new_folder(args.study, model.split(":")[-1])
     check_commit_target(job.records.commit_to)

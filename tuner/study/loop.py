@@ -230,6 +230,8 @@ class Loop:
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
         run.move = move.to_json() if move is not None else None
+        predicted = state.knowledge.predicted(candidate)
+        run.predicted_step_s = float(str(predicted["step_time_s"]))
         state.meter.reserve(str(number), allowance)
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
@@ -261,7 +263,7 @@ class Loop:
             label=candidate.label(),
             devices=self.shape.devices,
             allowance_device_s=round(allowance, 1),
-            predicted=state.knowledge.predicted(candidate),
+            predicted=predicted,
             move=run.move,
         )
         return number

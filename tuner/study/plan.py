@@ -68,6 +68,11 @@ class StudyPlan:
     """What the user should know before the first trial."""
 
     @property
+    def rehearsal(self) -> bool:
+        """Whether ranks only pretend to train; nothing that comes of it is a measurement."""
+        return self.job.measure.rehearse
+
+    @property
     def recipe(self) -> Recipe:
         """Recipe in torchtitan's terms."""
         return Recipe(

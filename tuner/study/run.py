@@ -113,6 +113,7 @@ def create(folder: StudyFolder, job: Job) -> StudyPlan:
         "global_batch_seqs": plan.setting.global_batch_seqs,
         "precision": plan.setting.precision,
         "steps": job.measure.steps,
+        "rehearsal": plan.rehearsal,
         "warmup_steps": job.measure.warmup_steps,
         "versions": versions(),
         "git_head": head_of(Path.cwd()),
@@ -268,6 +269,9 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
     baseline = state.baseline
     assert baseline is not None
     state.emit("winner", number=winner["number"], label=winner["label"], comparison=comparison.to_json())
+    if state.plan.rehearsal:
+        state.emit("warning", text="a rehearsal measures nothing, so its winner is not committed")
+        return DONE, _end(state, reason)
     target = Path(options.commit_to).expanduser() if options.commit_to else state.folder.repository
     try:
         done = commit_winner(

@@ -85,6 +85,8 @@ class TrialRun:
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
         self.first_step_s = float("inf")
+        self.predicted_step_s = 0.0
+        """What a rehearsal reports, seconds."""
         self._listened = 0.0
         self.move: dict[str, Any] | None = None
         """The diagnosis that spoke for the candidate."""
@@ -162,14 +164,16 @@ class TrialRun:
             device=plan.device,
             warmup_steps=measure_section.warmup_steps,
             steps=measure_section.steps,
-            trace=measure_section.trace,
+            trace=measure_section.trace and not plan.rehearsal,
             seed=plan.job.recipe.seed,
             data=plan.job.recipe.data,
             user_path=plan.base.user_path,
             workdir=plan.workdir,
             threads=plan.threads,
             env=env,
+            program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={
+                "predicted_step_s": self.predicted_step_s,
                 "argv": sys.argv,
                 "versions": versions(),
                 "candidate": self.candidate.to_json(),
