@@ -221,6 +221,9 @@ class MeasureSection(Section):
     trace: bool = True
     """take a profiler trace of one step after the window"""
 
+    probe: bool = True
+    """measure devices and links for a few seconds before the first trial, charged to the budget"""
+
     startup_s: float = Field(default=0, ge=0)
     """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
 

@@ -127,6 +127,8 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.spent_device_s += event["device_s"]
         if event.get("role") == "baseline":
             summary.baseline = event["number"]
+    elif kind == "probe":
+        summary.spent_device_s += event["device_s"]
     elif kind == "winner":
         summary.winner, summary.comparison = event["number"], event.get("comparison")
     elif kind == "commit":

@@ -50,6 +50,12 @@ class Knowledge:
         self._blocked = np.zeros(len(self.pool), dtype=bool)
         self.assessment: Assessment = assess(self.pool, self.setting, self._start)
 
+    def start_from(self, coefficients: Coefficients) -> None:
+        """Take other coefficients as the start of all calibration: those that a probe observed."""
+        self._start = coefficients
+        self.coefficients = calibrate(coefficients, self.setting, self.observations)
+        self.assessment = assess(self.pool, self.setting, self.coefficients)
+
     @property
     def feasible(self) -> np.ndarray:
         """Candidates that the ledger and the trials so far leave standing, shape (n,)."""

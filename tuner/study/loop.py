@@ -22,9 +22,11 @@ from tuner.budget import Meter
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.records.journal import Journal
+from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
 from tuner.study.knowledge import Knowledge
+from tuner.study.oracle import Oracle
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -117,6 +119,10 @@ class Loop:
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
+        self.oracle = Oracle(state.plan)
+        for event in read_journal(state.folder.journal):
+            if event["event"] == "dry_run":
+                self.oracle.remember(event)
         self.reason = ""
 
     def search(self, limit: float) -> str:
@@ -179,8 +185,23 @@ class Loop:
             self.reason = "" if self._running else "budget: the next trial's worst case does not fit in what is left"
             return False
         trial, candidate = state.asker.ask()
+        if self._refused(trial, candidate):
+            return True
         worst = self.shape.devices * knowledge.worst_s(candidate)
         self._launch(candidate, "search", self._bounded(min(SLACK * worst, self._left(limit))), trial)
+        return True
+
+    def _refused(self, trial: optuna.Trial, candidate: Candidate) -> bool:
+        """Whether the framework refuses a proposed candidate on fake tensors; then it is told and never placed."""
+        state, knowledge = self.state, self.state.knowledge
+        facts = self.oracle.ask(candidate)
+        if facts is not None:
+            state.emit("dry_run", **facts)
+        if not self.oracle.refuses(candidate):
+            return False
+        step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
+        state.asker.tell_failed(trial, step, "refused_by_framework")
+        knowledge.block(candidate)
         return True
 
     def _bounded(self, allowance: float) -> float:
