@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 import json
 import os
+from pathlib import Path
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -15,17 +17,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from dashboards.live import describe
 from pruning.coefficients import prior
 from pruning.probed import Probed
 from pruning.probed import with_probe
 from search_space.setting import Setting
 from trial_runner.probe.run import DeviceFigures
+from trial_runner.probe.run import NodeFigures
 from trial_runner.probe.run import shapes_of
 from trial_runner.probe.run import suspects_of
+from tuner.budget import Meter
 from tuner.cli import main
 from tuner.probing.node import document
 from tuner.probing.node import probe
 from tuner.probing.node import probed_of
+from tuner.probing.start import probe_at_start
+from tuner.records.journal import Journal
+from tuner.records.journal import read_journal
 
 
 def figures(rank: int, tflops: float, memory: float = 10.0) -> DeviceFigures:
@@ -93,6 +101,50 @@ def test_a_rank_slowed_on_purpose_is_named(cpu_setting: Setting) -> None:
     assert 0 not in {suspect["rank"] for suspect in found.suspects}
     facts = document(found, cpu_setting)
     assert facts["suspects"] and probed_of(found).link_bytes_s is not None
+
+
+def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, left: float = 1000.0, **facts: Any) -> Any:
+    """A study's state with what a probe at its start touches, after that probe."""
+    plan = SimpleNamespace(
+        setting=setting, device="cpu", job=SimpleNamespace(measure=SimpleNamespace(probe=facts.get("probe", True)))
+    )
+    journal = Journal(tmp_path / "journal.jsonl")
+    learned: list[Any] = []
+    state: Any = SimpleNamespace(
+        plan=plan,
+        folder=SimpleNamespace(journal=tmp_path / "journal.jsonl"),
+        meter=Meter(left),
+        knowledge=SimpleNamespace(start_from=learned.append),
+        emit=journal.write,
+        learned=learned,
+    )
+    node = NodeFigures(node="n", devices=[figures(0, 0.04), figures(1, 0.02)], suspects=[], elapsed_s=1.0)
+    node = replace(node, suspects=suspects_of(node.devices))
+    monkeypatch.setattr("tuner.probing.start.probe", lambda *args: node)
+    session: Any = SimpleNamespace(local=facts.get("local", True))
+    probe_at_start(state, session)
+    return state
+
+
+def test_a_study_probes_once_and_goes_on_from_what_it_learned(
+    tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tmp_path, cpu_setting, monkeypatch)
+    events = read_journal(tmp_path / "journal.jsonl")
+    assert [event["event"] for event in events] == ["probe", "warning"] and "device 1 lags" in events[1]["text"]
+    assert first.meter.spent == pytest.approx(events[0]["device_s"], abs=1e-3) and not first.meter.reserved
+    assert describe(events[0])[0].startswith("probe: 2 devices")
+    again = start(tmp_path, cpu_setting, monkeypatch)
+    assert again.meter.spent == 0 and len(read_journal(tmp_path / "journal.jsonl")) == 2
+    assert again.learned[0].value("gemm_efficiency") == pytest.approx(first.learned[0].value("gemm_efficiency"))
+
+
+@pytest.mark.parametrize("facts", [{"probe": False}, {"local": False}, {"left": 70.0}], ids=str)
+def test_a_study_does_not_probe_where_it_should_not(
+    facts: dict[str, Any], tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = start(tmp_path, cpu_setting, monkeypatch, **facts)
+    assert not read_journal(tmp_path / "journal.jsonl") and state.meter.spent == 0 and not state.learned
 
 
 @pytest.mark.e2e
