@@ -19,6 +19,7 @@ VERBS = {
     "explain": "the whole account of one candidate, term by term",
     "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
     "probe": "what this machine's devices and links really give, and which device lags",
+    "smaller": "a trial on fewer replicas, corrected to the job's full scale",
     "validate": "check the ledger against measured tables, or against dry runs",
     "breakdown": "where the time of a traced step went, in seven parts",
     "status": "what a study has done and spent",
