@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-slow faults lint clean
+.PHONY: setup start test test-slow test-validity faults lint clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,9 @@ faults: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+test-validity: setup
+	$(BIN)/python -m pytest -m slow tests/trial_runner/dry_run/test_validity.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -230,6 +230,9 @@ class MeasureSection(Section):
     tight_pct: float = Field(default=0, ge=0)
     """a trial ends before `steps` once its median's interval is within this half-width (percent); 0: never"""
 
+    probe: bool = True
+    """measure devices and links for a few seconds before the first trial, charged to the budget"""
+
     startup_s: float = Field(default=0, ge=0)
     """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
 

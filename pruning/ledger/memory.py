@@ -147,7 +147,7 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     return RankParts(
         ranks=ranks.single(),
         held=held,
-        tail_tensors=(factor * tail_bytes(layout)).astype(np.float32),
+        tail_tensors=(factor * tail_bytes(layout) * account.keeps_boundaries).astype(np.float32),
         block=block.astype(np.float32),
         spared=spared.astype(np.float32),
         embedding=(shape.embedding_params / layout.tp).astype(np.float32),
@@ -235,24 +235,20 @@ def peak_memory(
     gathered_block = np.where(keeps, double, 2 * window)
     gathered_head = np.where(keeps, double, 2 * last_head)
     before, own = habits.before[:, None], habits.own[:, None]
-    pieces = ranks.last * logits_bytes(layout, account).astype(np.float32)[:, None]
-    reduced = habits.reduced[:, None] * last_head
-    repeated = habits.repeated[:, None] * last_head
-    gradient = habits.head_gradient[:, None] * last_head
     # The loss of one piece, the gradient of the head's matrix from one piece, or the reduction of all of them.
-    logit = 1.0 / account.logit_bytes
-    own_head = habits.own_head[:, None] * last_head
-    at_loss_bytes = np.maximum(
-        repeated + np.maximum(pieces, own_head + 4.0 * logit * pieces), reduced + 2.0 * logit * pieces
-    )
-    logits = at_loss_bytes + gradient + ranks.last * parts.tail_tensors[:, None]
+    pieces, per_logit = logits_bytes(layout, account).astype(np.float32), np.float32(1.0 / account.logit_bytes)
+    in_loss = habits.repeated * parts.head + np.maximum(pieces, habits.own_head * parts.head + 4 * per_logit * pieces)
+    in_reduction = habits.reduced * parts.head + 2 * per_logit * pieces
+    tail = np.maximum(in_loss, in_reduction) + habits.head_gradient * parts.head + parts.tail_tensors
+    logits = ranks.last * tail[:, None]
+    reduced = ranks.last * (habits.reduced * parts.head)[:, None]
     loss_side = logits + gathered_head
     # Inner gradients while products run backward, or all gradients of the block at its end.
     working = np.maximum(parts.inner[:, None], own * one)
     # By then the block that ran before has given its activations back.
     reducing_first = np.maximum(before * one - parts.kept[:, None], reduced)
-    block_side = gathered_block + working + reducing_first + parts.delayed[:, None] * ranks.layers * block
-    result = habits.result[:, None] * last_head
+    block_side = gathered_block + working + reducing_first + ranks.layers * (parts.delayed * parts.block)[:, None]
+    result = ranks.last * (habits.result * parts.head)[:, None]
     first = habits.early[:, None] * local + held + result + np.maximum(loss_side, block_side)
     embedding = ranks.first * parts.embedding[:, None]
     last_gather = np.where(keeps, double, 2 * (np.minimum(ranks.layers, habits.bucket[:, None]) * block + embedding))

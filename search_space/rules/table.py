@@ -128,7 +128,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="several_stages_per_rank",
         frameworks=ALL,
-        source="looped schedules need at least two stages on each rank (torchtitan 0.3.0 pipeline_parallel.py)",
+        source="looped schedules need at least two stages on each rank (torchtitan 0.3.0 pipeline_parallel.py); with "
+        "stages listed one runs, as 1F1B does: a duplicate",
         violated=lambda pool, setting: (
             _pipelined(pool) & pool.is_schedule(*LOOPED_SCHEDULES) & (pool["virtual_stages"] < 2)
         ),

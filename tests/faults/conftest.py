@@ -107,9 +107,9 @@ def processes(folder: Path, *words: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and all(word in line for word in words):
-            if process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process)
+        alive = process.info["status"] != psutil.STATUS_ZOMBIE
+        if alive and str(folder) in line and all(word in line for word in words):
+            found.append(process)
     return found
 
 

@@ -105,6 +105,12 @@ class Knowledge:
         self.raised: dict[int, Diagnosis] = {}
         """Candidates that breakdowns of measured trials speak for."""
 
+    def start_from(self, coefficients: Coefficients) -> None:
+        """Take other coefficients as the start of all calibration: those that a probe observed."""
+        self._start = coefficients
+        self.coefficients = calibrate(coefficients, self.setting, self.observations)
+        self.assessment = assess(self.pool, self.setting, self.coefficients)
+
     @property
     def feasible(self) -> np.ndarray:
         """Candidates that the ledger and the trials so far leave standing, shape (n,)."""

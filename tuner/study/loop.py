@@ -21,6 +21,7 @@ from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.evidence.sanity import unsound
 from tuner.records.journal import Journal
+from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
 from tuner.study.deciding import Decider
@@ -30,6 +31,7 @@ from tuner.study.lessons import Lessons
 from tuner.study.lessons import retried
 from tuner.study.lessons import TRANSIENT
 from tuner.study.moves import Diagnosis
+from tuner.study.oracle import Oracle
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -122,6 +124,10 @@ class Loop:
         self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
+        self.oracle = Oracle(state.plan)
+        for event in read_journal(state.folder.journal):
+            if event["event"] == "dry_run":
+                self.oracle.remember(event)
         self.reason = ""
 
     def search(self, limit: float) -> str:
@@ -176,8 +182,23 @@ class Loop:
         if isinstance(proposed, str):
             self.reason = proposed
             return False
+        if self._refused(proposed.trial, proposed.candidate):
+            return True
         allowance = self._bounded(proposed.allowance_device_s)
         self._launch(proposed.candidate, "search", allowance, proposed.trial, proposed.move)
+        return True
+
+    def _refused(self, trial: optuna.Trial, candidate: Candidate) -> bool:
+        """Whether the framework refuses a proposed candidate on fake tensors; then it is told and never placed."""
+        state, knowledge = self.state, self.state.knowledge
+        facts = self.oracle.ask(candidate)
+        if facts is not None:
+            state.emit("dry_run", **facts)
+        if not self.oracle.refuses(candidate):
+            return False
+        step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
+        state.asker.tell_failed(trial, step, "refused_by_framework")
+        knowledge.block(candidate)
         return True
 
     def _bounded(self, allowance: float) -> float:

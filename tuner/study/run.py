@@ -22,6 +22,7 @@ from tuner.budget import Meter
 from tuner.cluster.session import join
 from tuner.evidence.commit import check_commit_target
 from tuner.evidence.commit import commit_winner
+from tuner.probing.start import probe_at_start
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
@@ -209,6 +210,7 @@ def run_study(
             _interruptible(state),
         ):
             state.emit("ray", dashboard=session.dashboard_url, local=session.local)
+            probe_at_start(state, session)
             loop = Loop(state, session, options.share_nodes)
             share = plan.job.budget.confirm_share
             reason = loop.search(options.budget_device_s * (1 - share))
