@@ -19,6 +19,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("start", help="find the fastest configuration within a budget")
     parser.add_argument("job", nargs="?", metavar="JOB.toml", help="job file; absent: torchtitan's llama3 debug model")
     parser.add_argument("--study", help="name or folder of the new study (default: model and time)")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="STUDY",
+        help="earlier studies on the same devices and versions, to start from what they calibrated",
+    )
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -71,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.budget import parse_budget
     from tuner.cli.running import run_session
     from tuner.evidence.commit import check_commit_target
+    from tuner.records.layout import find_folder
     from tuner.records.layout import new_folder
     from tuner.study.run import create
     from tuner.study.run import lease
@@ -84,14 +93,17 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
     job = with_options(job, args)
     model = job.model.torchtitan or job.model.name or "model"
+    sources = [find_folder(name) for name in args.sources]
     folder = new_folder(args.study, model.split(":")[-1])
     check_commit_target(job.records.commit_to)
     try:
         with lease(folder):
-            return run_session(folder, lambda: create(folder, job), job, budget, args)
+            return run_session(folder, lambda: create(folder, job, sources), job, budget, args)
     finally:
         if not folder.facts.exists():
             # Nothing came of it: a request that could not be served leaves no empty study behind.
             folder.lock.unlink(missing_ok=True)
+            folder.transfer.unlink(missing_ok=True)
+            folder.job.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.root.rmdir()
