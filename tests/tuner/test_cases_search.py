@@ -164,8 +164,9 @@ def test_SEA_10_a_preempted_trial_is_put_back_and_a_broken_one_is_not(cpu_settin
 
     preempted, broken = Candidate(micro_batch=1), Candidate(micro_batch=2)
     once = [record(preempted, "node_lost"), record(broken, "framework_invalid")]
-    assert blocked_by(once) == [broken]
-    assert blocked_by([*once, record(preempted, "node_lost")]) == [broken, preempted]
+    assert blocked_by(once) == [(broken, "framework_invalid")]
+    twice = blocked_by([*once, record(preempted, "node_lost")])
+    assert twice == [(broken, "framework_invalid"), (preempted, "node_lost")]
     assert blocked_by([record(preempted, "driver_lost")] * 3) == []
 
 

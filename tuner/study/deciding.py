@@ -178,7 +178,7 @@ class Decider:
         candidate = Candidate.from_json(record["candidate"])
         step_s = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
         asker.tell_failed(trial, step_s, kind)
-        knowledge.block(candidate)
+        knowledge.refuse(candidate, kind)
 
 
 def _class(record: dict[str, Any]) -> str:
@@ -190,8 +190,8 @@ def _key(record: dict[str, Any]) -> str:
     return Candidate.from_json(record["candidate"]).key()
 
 
-def blocked_by(records: Sequence[dict[str, Any]]) -> list[Candidate]:
-    """Candidates that never may be proposed again: failed by themselves, or twice by a fault of the machine."""
+def blocked_by(records: Sequence[dict[str, Any]]) -> list[tuple[Candidate, str]]:
+    """Candidates that may never be proposed again, and why: failed by themselves, or twice by the machine's fault."""
     faults: dict[str, int] = {}
     blocked = {}
     for record in records:
@@ -200,7 +200,7 @@ def blocked_by(records: Sequence[dict[str, Any]]) -> list[Candidate]:
             continue
         faults[key] = faults.get(key, 0) + 1
         if kind not in MACHINE or faults[key] > 1:
-            blocked[key] = Candidate.from_json(record["candidate"])
+            blocked[key] = (Candidate.from_json(record["candidate"]), kind)
     return list(blocked.values())
 
 

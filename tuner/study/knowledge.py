@@ -22,6 +22,8 @@ from pruning.ledger.prices import Z90
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from search_space.pool import Pool
+from search_space.rules import judge
+from search_space.rules import RISKS
 from search_space.sampler import Carried
 from search_space.sampler import Prior
 from search_space.setting import Setting
@@ -35,6 +37,9 @@ from tuner.study.moves import RAISE
 
 MEMORY_SIGMA = 0.08
 """Log standard deviation of the error of predicted peaks that a pool shares, beyond its coefficients' own."""
+
+INVALID = ("framework_invalid", "compile_error")
+"""Failure classes that say the framework refuses a combination: a validity rule that was not in the table."""
 
 OWN_MEMORY_SIGMA = 0.06
 """The same of each candidate's own error."""
@@ -139,6 +144,27 @@ class Knowledge:
     def block(self, candidate: Candidate) -> None:
         """Never propose this candidate again."""
         self._blocked[self.position(candidate)] = True
+
+    def refuse(self, candidate: Candidate, kind: str) -> list[str]:
+        """Never propose a candidate that failed by itself; where the framework refused it, none of its known risk.
+
+        Args:
+            candidate: what failed.
+            kind: failure class.
+
+        Returns:
+            Codes of the risks whose candidates were all refused with it.
+        """
+        self.block(candidate)
+        if kind not in INVALID:
+            return []
+        broken = judge(Pool.from_candidates([candidate]), self.setting, RISKS)
+        codes = [rule.code for rule, row in zip(broken.rules, broken.violations) if row[0]]
+        found = judge(self.pool, self.setting, RISKS)
+        for rule, row in zip(found.rules, found.violations):
+            if rule.code in codes:
+                self._blocked |= row
+        return codes
 
     def step_high_s(self, candidate: Candidate) -> float:
         """Upper bound of a candidate's step time, seconds; a measured one counts with a half more."""

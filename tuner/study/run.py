@@ -271,8 +271,9 @@ def _open_state(
     for observation in filter(None, map(observation_of, before.trials)):
         knowledge.observe(observation)
     asker.adopt(before.trials)
-    for key in blocked_by(before.trials):
-        knowledge.block(key)
+    for candidate, kind in blocked_by(before.trials):
+        if plan.pool.position(candidate) is not None:
+            knowledge.refuse(candidate, kind)
     return state
 
 
