@@ -270,6 +270,7 @@ def _open_state(
             costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - candidate_steps))
     for observation in filter(None, map(observation_of, before.trials)):
         knowledge.observe(observation)
+    asker.free_running()
     asker.adopt(before.trials)
     for candidate, kind in blocked_by(before.trials):
         if plan.pool.position(candidate) is not None:
