@@ -170,6 +170,9 @@ class SearchSection(Section):
     parallel_trials: int = Field(default=0, ge=0)
     """trials at once (count); 0: as many as gangs fit on separate nodes"""
 
+    ratio_share: float | None = Field(default=None, ge=0, lt=1)
+    """share of the budget for contrasts whose ratios carry over; absent: 0.15 if [extrapolate] has a target, else 0"""
+
     max_trials: int = Field(default=0, ge=0)
     """stop after so many trials, baseline included; 0: no limit but the budget"""
 
@@ -250,6 +253,21 @@ class BudgetSection(Section):
     """share kept for confirming the winner against the baseline"""
 
 
+class ExtrapolateSection(Section):
+    """What the winner is meant for, where that is not the cluster it is found on."""
+
+    gpus: int | None = Field(default=None, ge=1)
+    """devices of the target (count); absent: nothing is extrapolated"""
+
+    model: str | None = None
+    """name of the target's model; absent: the job's own"""
+
+    @property
+    def planned(self) -> bool:
+        """Whether a target is named."""
+        return self.gpus is not None or self.model is not None
+
+
 class RecordsSection(Section):
     """Where records go."""
 
@@ -284,6 +302,9 @@ class Job(Section):
     budget: BudgetSection = BudgetSection()
     """what may be spent"""
 
+    extrapolate: ExtrapolateSection = ExtrapolateSection()
+    """what the winner is meant for, where that is not the cluster it is found on"""
+
     baseline: dict[str, Any] = Field(default_factory=dict)
     """the configuration run today, as knob values; absent: the torchtitan function as it is"""
 
@@ -292,6 +313,13 @@ class Job(Section):
 
     env: dict[str, dict[str, str]] = Field(default_factory=dict)
     """named environment lists for the `env` knob"""
+
+    @property
+    def ratio_share(self) -> float:
+        """Share of the budget for designed contrasts."""
+        if self.search.ratio_share is not None:
+            return self.search.ratio_share
+        return 0.15 if self.extrapolate.planned else 0.0
 
     @model_validator(mode="after")
     def _allocator_options_agree(self) -> Job:

@@ -2,8 +2,9 @@
 
 from search_space.sampler.pool_sampler import candidate_params
 from search_space.sampler.pool_sampler import PoolSampler
+from search_space.sampler.prior import Carried
 from search_space.sampler.prior import Prior
 from search_space.sampler.strategies import STRATEGIES
 
 
-__all__ = ["PoolSampler", "Prior", "STRATEGIES", "candidate_params"]
+__all__ = ["Carried", "PoolSampler", "Prior", "STRATEGIES", "candidate_params"]

@@ -6,6 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from search_space.pool import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What earlier studies say about the prior's error; their trials do not count as measured."""
+
+    pool: Pool
+    """Their measured candidates, without environment lists, k of them."""
+
+    residual: np.ndarray
+    """Log of measured over predicted step time, shape (k,)."""
+
+    sigma: np.ndarray
+    """Standard deviation of those predictions, shape (k,)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
@@ -31,6 +47,9 @@ class Prior:
 
     favour: np.ndarray | None = None
     """Factor on the merit of each candidate, from what measured trials showed; None: 1."""
+
+    carried: Carried | None = None
+    """What earlier studies measured; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

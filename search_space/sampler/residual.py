@@ -46,6 +46,9 @@ OUTLIER = 2.0
 """Prior standard deviations beyond which a residual is taken for the trial's own (another job, a broken link) instead
 of a lesson about its neighbours: the excess counts as noise."""
 
+CARRIED_NOISE = 0.05
+"""The same of a step time that an earlier study measured: another day, another placement, perhaps another model."""
+
 COMMON = 0.1
 """Share of the prior's variance that all candidates of the pool have in common."""
 
@@ -118,17 +121,23 @@ def posterior(pool: Pool, prior: Prior, told: Told, wanted: np.ndarray | None = 
     """
     index = np.arange(len(pool)) if wanted is None else wanted
     mean, sigma = prior.log_step_time[index], prior.sigma[index]
-    measured = told.measured.astype(int)
-    known = np.concatenate([measured, told.running.astype(int)])
-    if not len(known):
-        return mean.copy(), sigma.copy()
-    # One pool for wanted and known: features code the values that occur.
-    both = pool.take(np.concatenate([index, known]))
-    n, count, own = len(index), len(measured), prior.sigma[known]
-    places, kinds = features(both), family(both)
+    measured, running, carried = told.measured.astype(int), told.running.astype(int), prior.carried
     residual = told.log_step_time - prior.log_step_time[measured]
-    noise = np.full(len(known), NOISE)
-    noise[:count] = np.maximum(NOISE, np.abs(residual) - OUTLIER * prior.sigma[measured])
+    noise = np.maximum(NOISE, np.abs(residual) - OUTLIER * prior.sigma[measured])
+    own = prior.sigma[measured]
+    # One pool for all: features code the values that occur.
+    pools = [pool.take(np.concatenate([index, measured]))]
+    if carried is not None:
+        pools.append(carried.pool)
+        residual, own = np.concatenate([residual, carried.residual]), np.concatenate([own, carried.sigma])
+        noise = np.concatenate([noise, np.full(len(carried.residual), CARRIED_NOISE)])
+    pools.append(pool.take(running))
+    n, count = len(index), len(residual)
+    own, noise = np.concatenate([own, prior.sigma[running]]), np.concatenate([noise, np.full(len(running), NOISE)])
+    if not len(own):
+        return mean.copy(), sigma.copy()
+    both = Pool.concatenate(pools)
+    places, kinds = features(both), family(both)
     far, same = distance(places[n:], places[n:]).astype(float), kinds[n:][:, None] == kinds[n:][None, :]
     local = _local_scale(far[:count, :count], same[:count, :count], own[:count], noise[:count], residual)
     within = covariance(far, same, local) * np.outer(own, own) + np.diag(noise**2 + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ def test_a_killed_session_sets_its_running_trials_free(cpu_setting: Setting, tmp
     first = Asker(tmp_path / "o.db", "s", pool, lambda: prior, "ledger", seed=1)
     _, lost = first.ask()
     second = Asker(tmp_path / "o.db", "s", pool, lambda: prior, "ledger", seed=1)
+    second.free_running()
     assert second.ask()[1] == lost
 
 
@@ -82,3 +84,31 @@ def test_learning_moves_the_search_to_what_is_measured_fast(cpu_setting: Setting
         pipelined.append(candidate.pipeline_parallel > 1)
         asker.tell_measured(trial, 0.3 if candidate.pipeline_parallel > 1 else 1.2)
     assert sum(pipelined[8:]) >= 5
+
+
+def ask_all(path: Path, pool: Pool, strategy: str, seed: int) -> list[str]:
+    """One worker: asks and tells until nothing is left; the keys that it got."""
+    prior = prior_of(pool)
+    asker = Asker(path, "s", pool, lambda: prior, strategy, seed)
+    keys = []
+    while True:
+        try:
+            trial, candidate = asker.ask()
+        except IndexError:
+            return keys
+        keys.append(candidate.key())
+        asker.tell_measured(trial, 1.0 + len(keys) % 3)
+
+
+@pytest.mark.parametrize("strategy", ["ours", "ledger", "tpe"])
+def test_four_workers_on_one_storage_never_get_the_same_candidate(
+    strategy: str, cpu_setting: Setting, tmp_path: Path
+) -> None:
+    """``ledger`` would give all four the same one if they could ask at the same moment."""
+    pool = enumerate_pool(cpu_setting, {"compile": (False,), "micro_batch": (1, 2)})
+    prior = prior_of(pool)
+    Asker(tmp_path / "o.db", "s", pool, lambda: prior, strategy, 0)
+    arguments = [(tmp_path / "o.db", pool, strategy, seed) for seed in range(4)]
+    with multiprocessing.get_context("fork").Pool(4) as workers:
+        keys = [key for mine in workers.starmap(ask_all, arguments) for key in mine]
+    assert sorted(keys) == sorted(pool.candidate(int(i)).key() for i in np.flatnonzero(prior.allowed))

@@ -101,6 +101,7 @@ def test_SEA_06_a_study_goes_on_after_a_choice_was_added(cpu_setting: Setting, t
     assert candidate.key() not in known and second.left == len(more) - 6
     left = second.left
     again = asker_of(more, path=tmp_path / "o.db")
+    again.free_running()
     assert again.left == left + 1  # what was running is free again, nothing told is lost
     back = asker_of(few, path=tmp_path / "o.db")
     assert back.left == len(few) - 5
@@ -229,6 +230,7 @@ def test_SEA_12_a_network_mount_is_seen_and_a_kill_loses_no_finished_trial(
     os.waitpid(child, 0)
     assert not (tmp_path / "o.db").exists() and (tmp_path / "o.journal").exists()
     again = asker_of(pool, path=tmp_path / "o.db")
+    again.free_running()
     values = [trial.value for trial in again._study.trials if trial.value is not None]
     assert values == [1.0, 2.0, 3.0] and again.left == len(pool) - 3
 

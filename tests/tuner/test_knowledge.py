@@ -7,12 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pruning.assess import assess
 from pruning.calibration import Observation
+from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.enumerate import enumerate_pool
+from search_space.hardware import find_hardware
 from search_space.job import MeasureSection
 from search_space.setting import Setting
 from tuner.study.costs import CostModel
+from tuner.study.knowledge import chance_to_fit
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lesson
+from tuner.study.lessons import Lessons
 
 
 @pytest.fixture
@@ -51,6 +57,39 @@ def test_blocked_candidate_is_out(knowledge: Knowledge) -> None:
     i = int(np.flatnonzero(knowledge.feasible)[0])
     knowledge.block(knowledge.pool.candidate(i))
     assert not knowledge.prior().allowed[i]
+
+
+def test_a_refusal_by_the_framework_takes_its_whole_risk_along(knowledge: Knowledge) -> None:
+    pool = knowledge.pool
+    risky = pool["compile"].astype(bool) & (pool["activation_checkpoint"] == ACTIVATION_CHECKPOINT.index("full"))
+    first, second = (int(i) for i in np.flatnonzero(risky & knowledge.feasible)[:2])
+
+    def lesson(kind: str) -> Lesson:
+        candidate = pool.candidate(first).to_json()
+        failure = {"class": kind, "text": "", "fault": None}
+        return Lessons(pool, knowledge.setting).take({"state": "failed", "candidate": candidate, "failure": failure})
+
+    assert lesson("out_of_memory").held is None and knowledge.feasible[second]
+    refused = lesson("framework_invalid")
+    assert refused.held is not None and "full checkpointing around compiled" in refused.reason
+    knowledge.hold(refused.held)
+    assert not knowledge.feasible[risky].any() and knowledge.feasible[~risky].any()
+
+
+def test_memory_chances_learn_from_what_ran_and_what_did_not(knowledge: Knowledge) -> None:
+    gpu = replace(knowledge.setting, hardware=find_hardware("H100-SXM"), precision="bf16")
+    prices = assess(knowledge.pool, gpu).prices
+    scaled = gpu.hardware.memory_bytes / np.median(prices.memory_bytes)
+    near = replace(
+        prices, memory_bytes=prices.memory_bytes * scaled, memory_high_bytes=prices.memory_high_bytes * scaled
+    )
+    before = chance_to_fit(near, gpu)
+    order = np.argsort(near.memory_bytes)
+    low, high = int(order[len(order) // 3]), int(order[2 * len(order) // 3])
+    assert (np.diff(before[order]) <= 1e-9).all() and 0 <= before.min() <= before.max() <= 1
+    assert (chance_to_fit(near, gpu, out_of_memory=[low]) <= before + 1e-9).all()
+    assert (chance_to_fit(near, gpu, ran=[high]) >= before - 1e-9).all()
+    assert chance_to_fit(near, gpu, ran=[high])[low] > before[low] or before[low] > 0.999
 
 
 def test_wall_limit_keeps_what_is_too_dear_out(knowledge: Knowledge) -> None:

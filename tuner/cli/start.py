@@ -24,6 +24,14 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="try out placement, budget and records: ranks hold devices and report predictions, nothing is trained",
     )
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="STUDY",
+        help="earlier studies on the same devices and versions, to start from what they calibrated",
+    )
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -76,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.budget import parse_budget
     from tuner.cli.running import run_session
     from tuner.evidence.commit import check_commit_target
+    from tuner.records.layout import find_folder
     from tuner.records.layout import new_folder
     from tuner.study.run import create
     from tuner.study.run import lease
@@ -91,14 +100,17 @@ def run(args: argparse.Namespace) -> int:
     if args.rehearse:
         job = job.model_copy(update={"measure": job.measure.model_copy(update={"rehearse": True})})
     model = job.model.torchtitan or job.model.name or "model"
+    sources = [find_folder(name) for name in args.sources]
     folder = new_folder(args.study, model.split(":")[-1])
     check_commit_target(job.records.commit_to)
     try:
         with lease(folder):
-            return run_session(folder, lambda: create(folder, job), job, budget, args)
+            return run_session(folder, lambda: create(folder, job, sources), job, budget, args)
     finally:
         if not folder.facts.exists():
             # Nothing came of it: a request that could not be served leaves no empty study behind.
             folder.lock.unlink(missing_ok=True)
+            folder.transfer.unlink(missing_ok=True)
+            folder.job.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.root.rmdir()

@@ -85,6 +85,11 @@ class StudyFolder:
         return self.root / "coefficients.json"
 
     @property
+    def transfer(self) -> Path:
+        """``transfer.json``: what carried over from earlier studies; absent in a study that started from none."""
+        return self.root / "transfer.json"
+
+    @property
     def rejected(self) -> Path:
         """``rejected.jsonl``: refused candidates with their reasons."""
         return self.root / "rejected.jsonl"

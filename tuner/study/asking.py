@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import fcntl
 import json
 import logging
 from pathlib import Path
@@ -55,7 +58,7 @@ class Asker:
             load_if_exists=True,
         )
         self._study.set_user_attr(SPACE, self._space)
-        self._interrupt_running()
+        self._lock = path.with_suffix(".lock") if path is not None else None
 
     @property
     def _space(self) -> str:
@@ -72,8 +75,11 @@ class Asker:
                 return tried
         raise AssertionError("unreachable: one name more than there are studies was tried")
 
-    def _interrupt_running(self) -> None:
-        """Trials that an earlier session left running are set free, to be asked again."""
+    def free_running(self) -> None:
+        """Set the trials free that an earlier session left running, to be asked again.
+
+        Only the process that holds the study's lease may do so: another worker's trials are none of ours.
+        """
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study._storage.set_trial_user_attr(trial._trial_id, "interrupted", True)
             self._study.tell(trial.number, state=TrialState.FAIL)
@@ -87,8 +93,25 @@ class Asker:
         """Positions in the pool that may still be proposed."""
         return [int(i) for i in self._sampler.left(self._study)]
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other workers on the same storage from asking between a proposal and its record."""
+        if self._lock is None:
+            yield
+            return
+        with self._lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def ask(self, candidate: Candidate | None = None) -> tuple[optuna.Trial, Candidate]:
-        """The next trial; a given candidate is taken as it is, else the sampler proposes one."""
+        """The next trial; a given candidate is taken as it is, else the sampler proposes one.
+
+        Workers in several processes may ask on one storage; no two get the same candidate.
+        """
+        with self._alone():
+            return self._ask(candidate)
+
+    def _ask(self, candidate: Candidate | None) -> tuple[optuna.Trial, Candidate]:
         if candidate is not None:
             self._study.enqueue_trial(self._sampler.params(candidate))
         trial = self._study.ask(self._sampler.distributions)

@@ -15,6 +15,7 @@ from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from tuner.budget import Meter
 from tuner.study.asking import Asker
+from tuner.study.contrasts import design
 from tuner.study.knowledge import Knowledge
 from tuner.study.lessons import CANNOT_WIN
 from tuner.study.lessons import Lesson
@@ -125,6 +126,27 @@ class Decider:
                 trial, candidate = self._asker.ask(candidate)
                 allowance = min(SLACK * worst, self.left(limit))
                 return Proposal(candidate=candidate, allowance_device_s=allowance, trial=trial)
+        return None
+
+    def contrast(self, limit: float, ratio_left: float, centre: Candidate) -> Proposal | None:
+        """The next designed contrast that fits in what is left of the ratio arm; None when none does.
+
+        Args:
+            limit: device-seconds that the search may spend in all.
+            ratio_left: device-seconds that the ratio arm may still commit.
+            centre: the candidate that contrasts should be like in all else.
+        """
+        knowledge = self._knowledge
+        knowledge.wall_limit_s = float("inf")
+        prices, left = knowledge.assessment.prices, set(self._asker.left_positions())
+        for position in design(knowledge.pool, knowledge.feasible, prices.step_time_s, centre):
+            candidate = knowledge.pool.candidate(position)
+            worst = self._devices * knowledge.worst_s(candidate)
+            if position not in left or worst > min(ratio_left, self.left(limit)):
+                continue
+            trial, _ = self._asker.ask(candidate)
+            allowance = min(SLACK * worst, ratio_left, self.left(limit))
+            return Proposal(candidate=candidate, allowance_device_s=allowance, trial=trial)
         return None
 
     def nothing_can_win(self, incumbent_high_s: float) -> bool:

@@ -22,6 +22,7 @@ from pruning.ledger.prices import Z90
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from search_space.pool import Pool
+from search_space.sampler import Carried
 from search_space.sampler import Prior
 from search_space.setting import Setting
 from trial_runner.gang import KILL_GRACE_S
@@ -92,6 +93,9 @@ class Knowledge:
 
     ledger: Ledger | None = None
     """Who prices the pool; None: the ledger of the setting's own framework."""
+
+    carried: Carried | None = None
+    """What earlier studies measured."""
 
     calibrates: bool = True
     """Whether trials calibrate; strategies that never read predictions need none."""
@@ -184,6 +188,7 @@ class Knowledge:
             allowed=self.feasible & (self._worst_s() <= self.wall_limit_s),
             chance=self._chance,
             favour=self._favour(),
+            carried=self.carried,
             failed_cost=startup,
         )
 

@@ -178,6 +178,8 @@ class Loop:
             return False
         if state.baseline is None:
             return self._start_baseline()
+        if self._start_contrast(limit):
+            return True
         proposed = self._decider.propose(limit, idle=not self._running, incumbent_high_s=self._incumbent_high_s())
         if isinstance(proposed, str):
             self.reason = proposed
@@ -199,6 +201,25 @@ class Loop:
         step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
         state.asker.tell_failed(trial, step, "refused_by_framework")
         knowledge.block(candidate)
+        return True
+
+    def _start_contrast(self, limit: float) -> bool:
+        """Start the next designed contrast, while the ratio arm has budget."""
+        state = self.state
+        share = state.plan.job.ratio_share
+        if not share or state.baseline is None:
+            return False
+        paid = sum(trial["device_s"] for trial in state.trials if trial["role"] == "ratio")
+        held = sum(
+            state.meter.reserved.get(str(number), 0.0)
+            for number, (run, _) in self._running.items()
+            if run.role == "ratio"
+        )
+        centre = Candidate.from_json((state.best or state.baseline)["candidate"])
+        proposed = self._decider.contrast(limit, share * limit - paid - held, centre)
+        if proposed is None:
+            return False
+        self._launch(proposed.candidate, "ratio", self._bounded(proposed.allowance_device_s), proposed.trial)
         return True
 
     def _bounded(self, allowance: float) -> float:
@@ -241,7 +262,7 @@ class Loop:
 
         Args:
             candidate: the knobs.
-            role: ``baseline``, ``search`` or ``confirm``.
+            role: ``baseline``, ``search``, ``ratio`` or ``confirm``.
             allowance: device-seconds after which it is killed; they are held back until it ends.
             asked: Optuna's trial, if it was asked for one.
             move: the diagnosis that speaks for it.

@@ -41,6 +41,9 @@ from tuner.study.loop import StudyState
 from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
+from tuner.study.transfer import read_source
+from tuner.study.transfer import read_transfer
+from tuner.study.transfer import write_transfer
 
 
 DONE, UNSERVABLE, NOTHING_MEASURED, INTERRUPTED = 0, 2, 3, 130
@@ -93,11 +96,16 @@ def lease(folder: StudyFolder) -> Iterator[None]:
         yield
 
 
-def create(folder: StudyFolder, job: Job) -> StudyPlan:
+def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -> StudyPlan:
     """Plan a new study and write its fixed facts.
 
+    Args:
+        folder: the new study's folder.
+        job: the job.
+        sources: earlier studies whose coefficients and residuals carry over.
+
     Raises:
-        UserError: the job cannot be planned on this machine.
+        UserError: the job cannot be planned on this machine, or a source rests on other devices or software.
     """
     plan = make_plan(job)
     folder.root.mkdir(parents=True, exist_ok=True)
@@ -121,6 +129,9 @@ def create(folder: StudyFolder, job: Job) -> StudyPlan:
         "workdir": plan.workdir,
         "base": plan.base.to_json(),
     }
+    if sources:
+        read = [read_source(source, plan.setting, facts) for source in sources]
+        write_transfer(folder, read, plan.setting)
     scratch = folder.facts.with_suffix(".writing")
     scratch.write_text(json.dumps(facts, indent=1))
     scratch.replace(folder.facts)
@@ -188,7 +199,7 @@ def run_study(
             budget_device_s=options.budget_device_s,
             spent_device_s=round(before.spent_device_s, 3),
             pid=os.getpid(),
-            notes=list(plan.notes),
+            notes=[*plan.notes, *_carried_notes(folder, plan)],
         )
         assessment = state.knowledge.assessment
         counts = {
@@ -229,6 +240,16 @@ def _local_slots(plan: StudyPlan, share_nodes: bool) -> int:
     return max(per_node, devices.num_cpu_slots()) if share_nodes else per_node
 
 
+def _carried_notes(folder: StudyFolder, plan: StudyPlan) -> list[str]:
+    coefficients, carried, names = read_transfer(folder, plan.setting)
+    if coefficients is None:
+        return []
+    points = len(carried.residual) if carried is not None else 0
+    return [
+        f"started from {', '.join(names)}: calibrated coefficients and {points} residuals; no trial counts as measured"
+    ]
+
+
 def _open_state(
     folder: StudyFolder,
     plan: StudyPlan,
@@ -238,7 +259,8 @@ def _open_state(
     before: Summary,
 ) -> StudyState:
     costs = CostModel(plan.device, plan.job.measure)
-    knowledge = Knowledge(plan.pool, plan.setting, costs)
+    coefficients, carried, _ = read_transfer(folder, plan.setting)
+    knowledge = Knowledge(plan.pool, plan.setting, costs, coefficients=coefficients, carried=carried)
     search = plan.job.search
     asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
     meter = Meter(options.budget_device_s, before.spent_device_s)
@@ -252,11 +274,13 @@ def _open_state(
             costs.learn(record["candidate"]["compile"], max(0.0, record["wall_s"] - candidate_steps))
     for observation in filter(None, map(observation_of, before.trials)):
         knowledge.observe(observation)
+    asker.free_running()
     asker.adopt(before.trials)
     blocked, held = lessons.blocked_by(before.trials)
     knowledge.hold(held)
     for candidate in blocked:
-        knowledge.block(candidate)
+        if plan.pool.position(candidate) is not None:
+            knowledge.block(candidate)
     return state
 
 
