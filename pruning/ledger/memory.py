@@ -18,7 +18,7 @@ from pruning.ledger.layout import total
 from pruning.ledger.parameters import block_parameters
 from pruning.ledger.parameters import rank_parameters
 from pruning.ledger.pipeline import Flow
-from pruning.ledger.schedule import SPLIT_BACKWARD
+from search_space.candidate import SPLIT_BACKWARD
 
 
 PAIR_BYTES = 0.544e9
