@@ -25,6 +25,9 @@ V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")
 LOOPED_SCHEDULES = ("Interleaved1F1B", "InterleavedZeroBubble")
 """Schedules that loop over at least two stages on each pipeline rank."""
 
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that split backward into gradients of inputs (on the critical path) and of weights (fillers)."""
+
 RESHARD = ("default", "always", "never")
 """Values of ``reshard_after_forward``; the index is their code in pool arrays."""
 

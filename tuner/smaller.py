@@ -15,6 +15,7 @@ from pruning.smaller import Smaller
 from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.setting import Setting
+from trial_runner.devices import num_cpu_slots
 from trial_runner.failure import find_failure
 from trial_runner.gang import free_port
 from trial_runner.gang import NodeShare
@@ -100,9 +101,21 @@ def read_history(path: Path | None) -> list[tuple[float, float]]:
     return [(row["corrected_s"], row["full_s"]) for row in rows if row.get("full_s")]
 
 
+def shared_cores(smaller: Smaller) -> float:
+    """How much more the full scale's ranks share this machine's cores, on CPU slots; 1 on GPUs.
+
+    The ledger gives every slot a core of its own; more ranks than cores take turns.
+    """
+    if not smaller.full_setting.on_cpu:
+        return 1.0
+    cores = num_cpu_slots()
+    full, small = smaller.full_setting.devices_per_node, smaller.setting.devices_per_node
+    return max(1.0, full / cores) / max(1.0, small / cores)
+
+
 def judge(smaller: Smaller, measured: Measurement, history: list[tuple[float, float]]) -> dict[str, Any]:
     """What a smaller trial says about full scale."""
-    factor = correction(smaller)
+    factor = correction(smaller) * shared_cores(smaller)
     corrected = measured.step_time_s * factor
     error = CorrectionError.learn(history)
     step, interval = error.full_step(corrected)

@@ -11,8 +11,8 @@ import numpy as np
 
 from pruning.accounts.account import Account
 from pruning.ledger.layout import Layout
-from pruning.ledger.schedule import SPLIT_BACKWARD
 from search_space.candidate import ACTIVATION_CHECKPOINT
+from search_space.candidate import SPLIT_BACKWARD
 from search_space.model import ModelShape
 
 

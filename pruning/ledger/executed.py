@@ -15,9 +15,9 @@ from pruning.accounts.account import Account
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.parameters import block_parameters
-from pruning.ledger.schedule import SPLIT_BACKWARD
 from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import SCHEDULES
+from search_space.candidate import SPLIT_BACKWARD
 from search_space.candidate import V_SCHEDULES
 
 

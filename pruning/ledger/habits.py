@@ -122,11 +122,16 @@ def habits_of(layout: Layout, account: Account) -> Habits:
     early = base + gradients * early_sharded + unsharded
     late = base + gradients + unsharded + account.step_bytes / shards[2]
     early_split = split[0] + split[2] + split[1] * early_sharded
-    # The head is a group of its own: its gradient is reduced at every micro-batch, in a pipeline too.
-    reduced = np.full(n, account.reduce_bytes)
-    repeated = np.where(pipelined & accumulating, account.reduce_bytes, 0.0)
-    result = account.gradient_bytes / shards[1]
-    head_gradient = np.where(pipelined, 0.0, account.gradient_bytes)
+    if account.keeps_boundaries:
+        # The head is a group of its own: its gradient is collected in fp32 over the loss's pieces and reduced at every
+        # micro-batch, in a pipeline too.
+        reduced, own_head = np.full(n, account.reduce_bytes), np.full(n, 2.0)
+        repeated = np.where(pipelined & accumulating, account.reduce_bytes, 0.0)
+        result = account.gradient_bytes / shards[1]
+        head_gradient = np.where(pipelined, 0.0, account.gradient_bytes)
+    else:
+        reduced = repeated = result = own_head = np.zeros(n)
+        head_gradient = np.full(n, 2.0)
     return Habits(
         early,
         late,
@@ -142,6 +147,6 @@ def habits_of(layout: Layout, account: Account) -> Habits:
         reduced,
         result,
         repeated,
-        np.full(n, 2.0),
+        own_head,
         head_gradient,
     )

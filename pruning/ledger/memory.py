@@ -18,7 +18,7 @@ from pruning.ledger.layout import total
 from pruning.ledger.parameters import block_parameters
 from pruning.ledger.parameters import rank_parameters
 from pruning.ledger.pipeline import Flow
-from pruning.ledger.schedule import SPLIT_BACKWARD
+from search_space.candidate import SPLIT_BACKWARD
 
 
 PAIR_BYTES = 0.544e9
@@ -251,7 +251,8 @@ def peak_memory(
     result = ranks.last * (habits.result * parts.head)[:, None]
     first = habits.early[:, None] * local + held + result + np.maximum(loss_side, block_side)
     embedding = ranks.first * parts.embedding[:, None]
-    last_gather = np.where(keeps, double, 2 * (np.minimum(ranks.layers, habits.bucket[:, None]) * block + embedding))
+    # The embedding is gathered beside the first block; a framework that keeps parameters whole gathers nothing.
+    last_gather = np.where(keeps, double, 2 * (one + (habits.ahead > 0)[:, None] * embedding))
     ending = np.maximum(working + before * one, (before + own) * embedding)
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from search_space.candidate import SPLIT_BACKWARD
 from search_space.candidate import V_SCHEDULES
 
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 Action = tuple[int, int, int]
 """Kind, stage, micro-batch."""
-
-SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-"""Schedules that split backward into gradients of inputs (on the critical path) and of weights (fillers)."""
 
 WAITING = 1.5
 """Size of a block that waits for its weight gradients over that of one that waits for its backward pass, about: PyTorch

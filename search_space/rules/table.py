@@ -6,6 +6,7 @@ import numpy as np
 
 from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import LOOPED_SCHEDULES
+from search_space.candidate import SPLIT_BACKWARD
 from search_space.candidate import V_SCHEDULES
 from search_space.legal import legal_tensor_parallel
 from search_space.pool import Pool
@@ -261,6 +262,24 @@ RULES: tuple[Rule, ...] = (
         available=_microbatches,
         unit="micro-batches",
         text="schedule DualPipeV needs at least {required} micro-batches, there are {available}",
+    ),
+    Rule(
+        code="selective_checkpoint_runs_backward_once",
+        frameworks=TITAN,
+        versions="0.3.0",
+        source="torch 2.14 selective checkpointing: a region may run backward once, and split schedules run it twice "
+        "(found by dry run, the same in real training; compiled blocks not tried)",
+        violated=lambda pool, setting: (
+            _pipelined(pool)
+            & pool.is_schedule(*SPLIT_BACKWARD)
+            & (pool["activation_checkpoint"] == ACTIVATION_CHECKPOINT.index("selective"))
+            & ~pool["compile"]
+        ),
+        required=lambda pool, setting: 2,
+        available=lambda pool, setting: 1,
+        unit="backward passes",
+        text="schedule {schedule} runs {required} backward passes over a block, selective checkpointing allows "
+        "{available}",
     ),
     Rule(
         code="context_parallel_on_cpu",

@@ -31,6 +31,7 @@ compile = false
 activation_checkpoint = ["none", "full"]
 max_trials = {trials}
 [measure]
+probe = false
 steps = 4
 warmup_steps = 2
 [budget]

@@ -125,3 +125,27 @@ def test_label_and_key_tell_candidates_apart(cpu_setting: Setting) -> None:
     candidates = enumerate_pool(cpu_setting).candidates()
     assert len({candidate.label() for candidate in candidates}) == len(candidates)
     assert Candidate().key() != replace(Candidate(), micro_batch=2).key()
+
+
+def test_selective_checkpointing_runs_backward_once() -> None:
+    """Split schedules run it twice; compiled blocks, other schedules and other checkpointing are not refused for it."""
+    code = "selective_checkpoint_runs_backward_once"
+    setting = Setting(
+        shape=ModelShape(layers=8, hidden=256, heads=16, kv_heads=8, ffn=768, vocab=2048),
+        hardware=find_hardware("H100-SXM"),
+        devices_per_node=2,
+        nodes=1,
+        seq_len=256,
+        global_batch_seqs=8,
+    )
+    base = Candidate(pipeline_parallel=2, virtual_stages=2, activation_checkpoint="selective")
+    cases = [
+        *[(replace(base, schedule=name), True) for name in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")],
+        (replace(base, schedule="Interleaved1F1B"), False),
+        (replace(base, schedule="ZBVZeroBubble", activation_checkpoint="full"), False),
+        (replace(base, schedule="ZBVZeroBubble", compile=True), False),
+    ]
+    for candidate, refused in cases:
+        pool = Pool.from_candidates([candidate])
+        codes = [reason.code for reason in judge(pool, setting, RULES).reasons(pool, setting, 0)]
+        assert (code in codes) == refused, candidate.label()

@@ -19,8 +19,8 @@ from pruning.ledger.layout import layout_of
 from pruning.ledger.layout import ranks_of
 from pruning.ledger.memory import memory_of
 from pruning.ledger.pipeline import flow_of
-from pruning.ledger.schedule import SPLIT_BACKWARD
 from search_space.candidate import Candidate
+from search_space.candidate import SPLIT_BACKWARD
 from search_space.hardware import find_hardware
 from search_space.model import ModelShape
 from search_space.pool import Pool
