@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-slow lint clean
+.PHONY: setup start test test-slow test-validity faults lint clean
 
 setup: $(STAMP)
 
@@ -19,10 +19,16 @@ start: setup
 	$(BIN)/tune start --budget $(BUDGET)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not faults"
+
+faults: setup
+	$(BIN)/python -m pytest -m faults tests/faults
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+test-validity: setup
+	$(BIN)/python -m pytest -m slow tests/trial_runner/dry_run/test_validity.py
 
 lint: setup
 	$(BIN)/ruff check .

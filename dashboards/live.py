@@ -105,7 +105,9 @@ class LiveDisplay(Display):
             self._running.pop(event["number"], None)
             self._trials.append(event)
             self._spent += event["device_s"]
-        if kind in ("planning", "session", "pool", "ray", "warning", "stopping"):
+        elif kind == "probe":
+            self._spent += event["device_s"]
+        if kind in ("planning", "session", "pool", "ray", "probe", "dry_run", "warning", "stopping"):
             self._notes += describe(event)
         self._live.update(self._render())
 
@@ -155,6 +157,15 @@ def describe(event: dict[str, Any]) -> list[str]:
         ]
     if kind == "ray":
         return [f"Ray {'started' if event['local'] else 'joined'}, dashboard {event['dashboard'] or 'off'}"]
+    if kind == "probe":
+        rates = [max(product["tflops"] for product in device["products"]) for device in event["figures"]["devices"]]
+        suspects = len(event["suspects"])
+        return [
+            f"probe: {len(rates)} devices, {min(rates):.3g} to {max(rates):.3g} TFLOP/s, "
+            f"{suspects or 'no'} suspect{'' if suspects == 1 else 's'} · {event['device_s']:.0f} device-seconds"
+        ]
+    if kind == "dry_run":
+        return [f"refused before placing: {event['label']}: {event['error']}"] if event["error"] else []
     if kind == "trial_placed":
         predicted = event["predicted"]["step_time_s"]
         move = event.get("move")

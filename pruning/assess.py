@@ -43,7 +43,7 @@ class Assessment:
     """Memory and step time of every candidate."""
 
     feasible: np.ndarray
-    """Legal, and memory within the device minus the margin; shape (n,) of bool."""
+    """Legal, and surely needed memory within the device minus the margin; shape (n,) of bool."""
 
     @property
     def allowed_bytes(self) -> float:
@@ -53,12 +53,13 @@ class Assessment:
     def reasons(self, i: int) -> list[Reason]:
         """Every reason against candidate ``i``, validity first; empty when it is feasible."""
         reasons = self.judgement.reasons(self.pool, self.setting, i)
-        needed = float(self.prices.memory_bytes[i])
-        if needed > self.allowed_bytes:
+        needed, surely = float(self.prices.memory_bytes[i]), float(self.prices.memory_surely_bytes[i])
+        if surely > self.allowed_bytes:
             rank = int(np.nanargmax(self.prices.memory_by_rank_bytes[i]))
             capacity = self.setting.hardware.memory_bytes / GIB
             text = (
-                f"needs {needed / GIB:.1f} GiB on pipeline rank {rank}, {self.allowed_bytes / GIB:.1f} GiB allowed "
+                f"needs {needed / GIB:.1f} GiB on pipeline rank {rank} (surely {surely / GIB:.1f}), "
+                f"{self.allowed_bytes / GIB:.1f} GiB allowed "
                 f"({capacity:.1f} GiB minus a margin of {self.setting.memory_margin:.0%})"
             )
             reasons.append(
@@ -69,11 +70,17 @@ class Assessment:
     def risks(self, i: int) -> list[Reason]:
         """Known unreliable combinations of candidate ``i``; it stays legal, but belongs after its like."""
         one = self.pool.take(np.array([i]))
-        return judge(one, self.setting, RISKS).reasons(one, self.setting, 0)
+        risks = judge(one, self.setting, RISKS).reasons(one, self.setting, 0)
+        needed, surely = float(self.prices.memory_bytes[i]), float(self.prices.memory_surely_bytes[i])
+        if surely <= self.allowed_bytes < needed:
+            required, available = needed / GIB, self.allowed_bytes / GIB
+            text = f"may run out of memory: {required:.1f} GiB predicted, {available:.1f} GiB allowed"
+            risks.append(Reason(code=MEMORY, required=required, available=available, unit="GiB", text=text))
+        return risks
 
     def rejected(self) -> list[dict[str, Any]]:
         """Counts of refused candidates by their first reason, most frequent first, each with one example."""
-        over = self.prices.memory_bytes > self.allowed_bytes
+        over = self.prices.memory_surely_bytes > self.allowed_bytes
         rows = [*self.judgement.violations, over]
         codes = [*(rule.code for rule in self.judgement.rules), MEMORY]
         left = np.ones(len(self.pool), dtype=bool)
@@ -90,7 +97,7 @@ class Assessment:
         """Positions of the refused candidates nearest to feasible: fewest reasons, then the smallest excess."""
         refused = np.flatnonzero(~self.feasible)
         broken = self.judgement.violations[:, refused].sum(axis=0)
-        ratio = self.prices.memory_bytes[refused] / self.allowed_bytes
+        ratio = self.prices.memory_surely_bytes[refused] / self.allowed_bytes
         count = broken + (ratio > 1)
         order = np.lexsort((np.where(broken > 0, np.maximum(ratio, 2.0), ratio), count))
         return [int(i) for i in refused[order[:k]]]
@@ -117,5 +124,5 @@ def assess(
         coefficients.check(setting)
     judgement = judge(pool, setting, rules)
     prices = price(pool, setting, coefficients)
-    fits = prices.memory_bytes <= setting.hardware.memory_bytes * (1 - setting.memory_margin)
+    fits = prices.memory_surely_bytes <= setting.hardware.memory_bytes * (1 - setting.memory_margin)
     return Assessment(pool, setting, judgement, prices, judgement.legal & fits)

@@ -7,6 +7,7 @@ from dataclasses import field
 from dataclasses import replace
 from importlib import resources
 import json
+import re
 from typing import Any
 
 from search_space.errors import UserError
@@ -89,6 +90,39 @@ def _load() -> dict[str, Hardware]:
 
 TABLE = _load()
 """Known device kinds by name."""
+
+
+_DRIVER_NAMES = (
+    (r"A100\b.*\b40GB", "A100-40GB"),
+    (r"A100\b.*\b80GB", "A100-80GB"),
+    (r"A800\b", "A800"),
+    (r"H100 PCIe", "H100-PCIe"),
+    (r"H100 NVL", "H100-NVL"),
+    (r"H100\b.*\b96GB", "H100-96GB"),
+    (r"H100\b.*\b80GB HBM3|H100 SXM", "H100-SXM"),
+    (r"H200\b(?! NVL)", "H200"),
+    (r"GB200\b", "GB200"),
+    (r"GB300\b", "GB300"),
+    (r"B200\b", "B200"),
+    (r"B300\b", "B300"),
+    (r"MI300X\b", "MI300X"),
+    (r"MI325X\b", "MI325X"),
+    (r"MI355X\b", "MI355X"),
+)
+"""What drivers call a device, from the start of a word, and its name in the table."""
+
+
+def detect_hardware(driver_name: str) -> str | None:
+    """The table's name of a device as its driver calls it; None for a slice of one or a kind that the table lacks.
+
+    Anchored at word starts: ``GH200`` is no ``H200`` and ``GB300`` no ``B300``. A neighbour's peak is worse than none.
+    """
+    if re.search(r"\bMIG\b", driver_name):
+        return None
+    for pattern, name in _DRIVER_NAMES:
+        if re.search(rf"(?<![A-Za-z0-9]){pattern}", driver_name):
+            return name
+    return None
 
 
 def find_hardware(name: str) -> Hardware:

@@ -218,17 +218,23 @@ class MeasureSection(Section):
     warmup_steps: int = Field(default=10, ge=1)
     """steps before the window (count)"""
 
-    memory_margin: float = Field(default=0.1, ge=0, lt=1)
-    """share of device memory that a candidate must leave free"""
+    memory_margin: float = Field(default=0.05, ge=0, lt=1)
+    """share of device memory that a candidate must leave free, beyond what the ledger counts"""
 
     trace: bool = True
     """take a profiler trace of one step after the window"""
+
+    rehearse: bool = False
+    """hold devices and keep records, but train nothing: report what the ledger predicts"""
 
     stop_confidence: float = Field(default=0.95, gt=0.5, le=1)
     """a search trial stops once it cannot be the winner at this confidence; 1: never"""
 
     tight_pct: float = Field(default=0, ge=0)
     """a trial ends before `steps` once its median's interval is within this half-width (percent); 0: never"""
+
+    probe: bool = True
+    """measure devices and links for a few seconds before the first trial, charged to the budget"""
 
     startup_s: float = Field(default=0, ge=0)
     """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
@@ -314,6 +320,19 @@ class Job(Section):
         if self.search.ratio_share is not None:
             return self.search.ratio_share
         return 0.15 if self.extrapolate.planned else 0.0
+
+    @model_validator(mode="after")
+    def _allocator_options_agree(self) -> Job:
+        """Two allocator options that are fine alone let reserved memory grow with every step when combined."""
+        for name, values in self.env.items():
+            for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+                text = values.get(variable, "")
+                if "max_split_size_mb" in text and "expandable_segments:True" in text:
+                    raise ValueError(
+                        f"env.{name}.{variable} = {text!r}: max_split_size_mb together with expandable_segments:True "
+                        "makes reserved memory grow from step to step; keep one of the two"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _env_lists_exist(self) -> Job:

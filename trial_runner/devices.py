@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import os
 import subprocess
 import sys
 import tempfile
+import time
 
 
 _PEAK_PROGRAM = """
@@ -41,6 +43,44 @@ def gpu_names() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in listing.stdout.splitlines() if line.strip()] if listing.returncode == 0 else []
+
+
+DIRTY_BYTES = 2 * 2**30
+"""Memory in use on an idle device from which it counts as dirty: more than a driver's own context."""
+
+
+def used_memory(devices: Sequence[str]) -> dict[str, float]:
+    """Bytes in use on each of some GPUs, whoever holds them; empty without a driver.
+
+    Args:
+        devices: indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
+    """
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", ",".join(devices)],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    values = [line.strip() for line in listing.stdout.splitlines() if line.strip()]
+    if listing.returncode or len(values) != len(devices):
+        return {}
+    return {device: float(value) * 2**20 for device, value in zip(devices, values) if value.isdigit()}
+
+
+def dirty_devices(devices: Sequence[str], patience_s: float = 10.0) -> dict[str, float]:
+    """Devices whose memory is still taken after ``patience_s`` seconds, with the bytes in use; empty when all are free.
+
+    A gang that has just left may need a moment until the driver has its memory back.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        dirty = {device: used for device, used in used_memory(devices).items() if used > DIRTY_BYTES}
+        if not dirty or time.monotonic() >= until:
+            return dirty
+        time.sleep(0.5)
 
 
 def num_cpu_slots() -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,8 @@ import threading
 import time
 from typing import Any
 
+from trial_runner import transport
+from trial_runner.host_memory import oom_kills
 from trial_runner.spec import rank_log
 from trial_runner.spec import TrialSpec
 
@@ -32,6 +35,11 @@ KEEP_FREED_MEMORY = {
 }
 """glibc settings of CPU ranks: freed memory stays with the process, as with a GPU's caching allocator. Without them
 every large tensor of every step is mapped and cleared anew, which costs up to a third of a step and scatters it."""
+
+
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Allocator of GPU ranks unless the job or the surroundings say otherwise: without it fragmentation alone can end a
+configuration that fits."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -54,6 +62,9 @@ class GangState:
     exit_unix_s: dict[int, float] = field(default_factory=dict)
     """When each rank ended, seconds since the epoch."""
 
+    host_oom_kills: int = 0
+    """Processes that the kernel killed for memory on this node while the ranks ran."""
+
     ended: str | None = None
     """Why it is over (``done``, ``failed``, ``timeout``, ``stopped``, ``killed``), or None while it runs."""
 
@@ -70,7 +81,7 @@ class NodeShare:
         master: tuple[str, int],
         deadline_s: float,
         devices: list[str] | None = None,
-        program: Sequence[str] = ("-m", "trial_runner.rank"),
+        program: Sequence[str] | None = None,
     ) -> None:
         """Start the ranks.
 
@@ -81,9 +92,10 @@ class NodeShare:
             master: address and port of the rendezvous.
             deadline_s: seconds of wall time after which the ranks are killed, whatever happens to us.
             devices: device ids that the ranks may use, one a rank; None leaves visibility as it is.
-            program: what Python runs as a rank; its last argument is the path of the order.
+            program: what Python runs as a rank, its last argument is the path of the order; None: the order's module.
         """
         self.state = GangState()
+        self._kills_before = oom_kills()
         folder = Path(spec.folder)
         spec_path = folder / f"order-node{node}.json"
         spec.write(spec_path)
@@ -94,7 +106,7 @@ class NodeShare:
             orders.append(
                 {
                     "rank": rank,
-                    "argv": [sys.executable, "-P", *program, str(spec_path)],
+                    "argv": [sys.executable, "-P", *(program or ("-m", spec.program)), str(spec_path)],
                     "env": rank_environment(spec, rank, local, len(ranks), node, master, devices),
                     "log": str(log),
                     "cwd": spec.workdir or str(folder),
@@ -128,6 +140,7 @@ class NodeShare:
                 self.state.exit_codes[facts["rank"]] = facts["code"]
                 self.state.exit_unix_s[facts["rank"]] = facts["unix_s"]
             elif facts["event"] == "end":
+                self.state.host_oom_kills = max(0, oom_kills() - self._kills_before)
                 self.state.ended = facts["why"]
         self._process.wait()
         if self.state.ended is None:
@@ -142,7 +155,7 @@ class NodeShare:
     def poll(self) -> GangState:
         """The present state; ``ended`` is only set once every process of the group is gone."""
         if self.state.ended is not None and group_alive(self.group):
-            return GangState(self.state.pids, self.state.exit_codes, self.state.exit_unix_s, None)
+            return replace(self.state, ended=None)
         return self.state
 
     def stop(self) -> GangState:
@@ -208,8 +221,11 @@ def rank_environment(
             "CUDA_VISIBLE_DEVICES": "",
             **KEEP_FREED_MEMORY,
         }
-    elif devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    else:
+        for name, value in (ALLOCATOR | transport.ASK).items():
+            env.setdefault(name, value)
+        if devices is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     source = package_root()
     if source is not None:
         env["PYTHONPATH"] = source

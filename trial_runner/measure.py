@@ -56,7 +56,11 @@ class Measurement:
     """Seconds from process start to imports done, trainer built, first step done."""
 
     flags: tuple[str, ...] = ()
-    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``."""
+    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``; or makes the trial no measure
+    of a long run: ``leak``, ``impossible_mfu``."""
+
+    leak_bytes_per_step: float = 0.0
+    """Growth of the memory held between steps, where it is flagged as a leak."""
 
     gc_pct: float = 0.0
     """Garbage collection as a share of the window's time, on the rank where it is largest, percent."""
@@ -191,7 +195,9 @@ def measure(
     late = warmed_up_at(window)
     times = window[late:]
     median = float(np.median(times))
+    leak = max(map(leak_bytes_per_step, records.steps.values()))
     mfu = 100 * ideal_s / median
+    marks = {"leak": bool(leak), "impossible_mfu": mfu > 100, "late_warmup": bool(late)}
     return Measurement(
         steps=len(times),
         step_time_s=median,
@@ -204,9 +210,33 @@ def measure(
         peak_reserved_bytes=_peak(records, "reserved_bytes"),
         loss=_losses(records),
         startup_s=_startup(records),
-        flags=_flags(records) + (("late_warmup",) if late else ()),
+        flags=_flags(records) + tuple(name for name, wanted in marks.items() if wanted),
+        leak_bytes_per_step=leak,
         gc_pct=_gc_pct(records),
     )
+
+
+LEAK_SHARE = 0.03
+"""Growth over the measured window, as a share of what is held, from which a steady growth is called a leak."""
+
+LEAK_STEPS = 20
+"""Fewest measured steps that show a leak."""
+
+
+def leak_bytes_per_step(steps: list[dict[str, Any]]) -> float:
+    """Steady growth of the memory that one rank holds between steps, bytes a step; 0 when there is none.
+
+    A leak grows in every third of the window, by at least a quarter of the mean pace in each, and by
+    :data:`LEAK_SHARE` in all. A pool that fills up once, or memory that goes up and down, does not.
+    """
+    held = np.array([step.get("held_bytes", 0.0) for step in steps if step["phase"] == "measured"])
+    if len(held) < LEAK_STEPS or held[0] <= 0:
+        return 0.0
+    pace = (held[-1] - held[0]) / (len(held) - 1)
+    cuts = np.linspace(0, len(held) - 1, 4).astype(int)
+    thirds = np.diff(held[cuts]) / np.diff(cuts)
+    steady = bool((thirds > pace / 4).all()) and held[-1] - held[0] > LEAK_SHARE * held[0]
+    return float(pace) if steady and pace > 0 else 0.0
 
 
 def _gc_pct(records: Records) -> float:

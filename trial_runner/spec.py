@@ -60,6 +60,9 @@ class TrialSpec:
     threads: int = 1
     """Intra-operator threads of one CPU rank."""
 
+    program: str = "trial_runner.rank"
+    """Module that a rank runs; ``trial_runner.rehearse`` trains nothing."""
+
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the candidate."""
 

@@ -62,6 +62,10 @@ class Account:
     copies_attention_output: bool = False
     """Whether attention output is kept twice, as computed and in the layout of the output product."""
 
+    keeps_boundaries: bool = False
+    """Whether pipeline receives have a buffer for every micro-batch of the step, and looped and V schedules hold what
+    they send until the step ends (torch.distributed.pipelining 2.14)."""
+
     parallel_logits: bool = True
     """Whether logits stay split over the tensor-parallel ranks by vocabulary; else every rank holds all of them."""
 
@@ -70,6 +74,9 @@ class Account:
 
     gathers_inputs: bool = True
     """Whether inputs of column-parallel products are kept gathered over the tensor-parallel ranks."""
+
+    token_extra: float = 0.0
+    """Sequence-sharded copies, in hidden widths per token, that a block keeps more."""
 
     parallel_extra: float = 0.0
     """Sequence-sharded copies, in hidden widths per token, that a block keeps more with tensor parallelism."""
@@ -105,7 +112,8 @@ TORCHTITAN = Account(
     name="torchtitan",
     version="0.3.0",
     sharded=True,
-    copies_attention_output=True,
+    keeps_boundaries=True,
+    logit_bytes=14.0,
     source="torchtitan 0.3.0 distributed/fsdp.py and torch 2.14 fully_shard: fp32 shards, bf16 compute, fp32 reduce",
 )
 MEGATRON = Account(
@@ -131,9 +139,9 @@ NANOTRON = Account(
     step_bytes=2.0,
     gathers_inputs=False,
     selective_by_operator=False,
-    logit_bytes=6.0,
-    parallel_extra=4.9,
-    gathered_extra=0.5,
+    logit_bytes=8.0,
+    token_extra=2.0,
+    parallel_extra=3.0,
     balances_head=True,
     overlaps_gathers=False,
     source="nanotron 0.5: bf16 parameters and gradients, fp32 accumulated gradients, fp32 master and Adam moments",

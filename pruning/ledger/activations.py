@@ -16,6 +16,10 @@ from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.model import ModelShape
 
 
+KEPT_FOR_WEIGHTS = 0.4
+"""Share of a block's activations that must stay until its weight gradients are done: inputs of its products."""
+
+
 @dataclass(frozen=True)
 class Kept:
     """One kept tensor of a block."""
@@ -28,11 +32,15 @@ class Kept:
 
     split: str
     """How tensor parallelism divides it: ``heads`` (/ tp always), ``tokens`` (/ tp with sequence parallelism),
-    ``gathered`` (whole on every rank) or ``single`` (there without tensor parallelism only) or ``parallel``
-    (whole, there with tensor parallelism only)."""
+    ``gathered`` (whole on every rank), ``exchanged`` (/ tp, there with expert parallelism only), ``single`` (there
+    without tensor parallelism only), ``parallel`` (whole, there with tensor parallelism only) or ``parallel_tokens``
+    (/ tp with sequence parallelism, there with tensor parallelism only)."""
 
     width: float = 1.0
     """Bytes per element over the bytes of the compute precision."""
+
+    routed: bool = False
+    """Whether it grows with the tokens that the fullest expert-parallel rank gets."""
 
 
 def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool) -> list[Kept]:
@@ -41,12 +49,14 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     Without checkpointing, eager torchtitan 0.3.0 keeps (read off autograd's saved tensors of one 70B block, with
     the saved sets of CUDA's fused RMSNorm and fused attention): both norm inputs; the inputs of the two
     column-parallel products, gathered over the tensor-parallel ranks, so they do not shrink; query, key, value,
-    attention output and its copy in the layout of the output product; gate, its SiLU, up, and their product. A
-    compiled block recomputes norms and SiLU (ahead-of-time partitioner), but keeps gathered inputs.
+    attention output; gate, its SiLU, up, and their product; the rotary table. A
+    compiled block recomputes SiLU and the norms' insides, but keeps their outputs (saved set of the ahead-of-time
+    partitioner for one 8B block).
     Megatron keeps the inputs of products as their own sequence shard and gathers them again backward
     (Korthikanti et al. 2022), and fuses SiLU with the product.
-    Selective (torchtitan's per-operator list): outputs of attention, of every second product and of
-    reduce-scatters. Selective in Megatron: everything but the score matrices. Full: the block's input.
+    Selective (torchtitan's per-operator list): outputs of attention, of every second product, of reduce-scatters
+    (compiled) and of exchanges between experts; grouped products are not on its list. Selective in Megatron:
+    everything but the score matrices. Full: the block's input.
 
     Args:
         shape: the model.
@@ -60,26 +70,27 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     if kind == "full":
         return [boundary]
     moe, dense = shape.moe_share, 1 - shape.moe_share
-    active = moe * shape.experts_active * account.expert_imbalance
+    active = moe * shape.experts_active
     routed = active * shape.expert_ffn
-    shared = moe * shape.shared_experts * shape.expert_ffn
-    width = dense * shape.ffn + routed + shared
+    width = dense * shape.ffn + moe * shape.shared_experts * shape.expert_ffn
     up = 2.0 if shape.gated_mlp else 1.0
     scores = [Kept("log-sum-exp", 2.0 * shape.heads, "heads")]
     if account.attention == "unfused":
         scores = [] if kind == "selective" else [Kept("score matrices", -1.0, "heads")]
     if account.attention == "fused_softmax":
         scores = [] if kind == "selective" else [Kept("score matrices", -2.0, "heads")]
-    sent = [Kept("dispatched tokens", 2 * active * hidden, "heads")] if moe else []
+    # As they come in, as they go out, and the outgoing ones in fp32 for their scores.
+    copies_sent = 4.0 if account.gathers_inputs else 2.0
+    sent = [Kept("dispatched tokens", copies_sent * active * hidden, "heads", routed=True)] if moe else []
     if kind == "selective" and account.selective_by_operator:
         tensors = [
             boundary,
             Kept("query, key, value products", query + kv, "heads"),
             Kept("attention output", out, "heads"),
             *scores,
-            Kept("reduce-scattered outputs", hidden * (1 if compiled else 2), "parallel_tokens"),
+            Kept("reduce-scattered outputs", hidden if compiled else 0.0, "parallel_tokens"),
             Kept("gate product", width * (1 if shape.gated_mlp else 0.5), "heads"),
-            *sent,
+            Kept("exchanged tokens", 2 * active * hidden, "exchanged", routed=True),
         ]
         if not compiled:
             tensors.append(Kept("down product", hidden, "gathered"))
@@ -96,20 +107,27 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         tensors.append(Kept("norm internals", 2.0 * hidden, "tokens", 5.0))
     if compiled:
         tensors += [
-            Kept("gathered product inputs", 2.0 * hidden, "parallel"),
-            Kept("rotary table", 0.5 * hidden, "single"),
+            Kept(
+                "inputs of column-parallel products", 2.0 * hidden, "gathered" if account.gathers_inputs else "parallel"
+            ),
             Kept("gate, up and their product", (up + 1) * width, "heads"),
+            Kept("routed gate, up and their product", (up + 1) * routed, "heads", routed=True),
         ]
         return tensors
+    if account.gathers_inputs:
+        tensors.append(Kept("rotary table", 2.0 * shape.head_dim, "gathered"))
     copies = up + 1 if account.fused_activation else up + 2 if shape.gated_mlp else up + 1
     tensors += [
         Kept("inputs of column-parallel products", 2.0 * hidden, inputs),
         Kept("feed-forward activations", copies * width, "heads"),
+        Kept("routed feed-forward activations", copies * routed, "heads", routed=True),
     ]
     if shape.qk_norm:
         tensors.append(Kept("query and key before their norms", query + kv / 2, "heads"))
     if account.copies_attention_output:
         tensors.append(Kept("attention output, product layout", out, "heads"))
+    if account.token_extra:
+        tensors.append(Kept("further copies", account.token_extra * hidden, "tokens"))
     if account.parallel_extra:
         tensors.append(Kept("copies around collectives", account.parallel_extra * hidden, "parallel_tokens"))
     if account.gathered_extra:
@@ -133,11 +151,16 @@ def tensor_bytes(layout: Layout, account: Account, tensor: Kept) -> np.ndarray:
         per_score = 2.5 if tensor.elements == -1.0 else 1.5
         elements = per_score * setting.shape.heads * setting.seq_len
     whole = width * layout.tokens * elements
+    if tensor.routed:
+        # Without expert parallelism every rank holds all experts, and none gets more than another.
+        whole = whole * np.where(layout.ep > 1, account.expert_imbalance, 1.0)
     tokens = tp if account.sequence_parallel else np.ones_like(tp)
     if tensor.split == "heads":
         return np.asarray(whole / tp)
     if tensor.split == "tokens":
         return np.asarray(whole / tokens)
+    if tensor.split == "exchanged":
+        return np.asarray(np.where(layout.ep > 1, whole / tp, 0.0))
     if tensor.split == "single":
         return np.asarray(np.where(tp == 1, whole, 0.0))
     if tensor.split == "parallel":
@@ -166,13 +189,16 @@ class BlockMemory:
     transient: np.ndarray
     """Gradients of the block's inner tensors that live at once."""
 
+    waiting: np.ndarray
+    """Held until weight gradients are done, with schedules that split the backward pass."""
+
 
 def block_memory(layout: Layout, account: Account) -> BlockMemory:
     """Activation memory of an average block.
 
     A compiled block's recomputation may hold two blocks' sets at once (pytorch/pytorch#193193). Schedules that split
-    the backward pass save nothing by checkpointing: recomputed tensors stay until weight gradients are done (the dry
-    run of torchtitan 0.3.0 holds as much with full checkpointing as with none).
+    the backward pass are priced as if nothing were checkpointed: PyTorch 2.14 recomputes a block several times there
+    and keeps what it recomputed until weight gradients are done.
     """
     shape, setting = layout.setting.shape, layout.setting
     compiled = layout.pool["compile"]
@@ -197,23 +223,36 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
     element = 2.0 if setting.precision == "bf16" else 4.0
     width = shape.feed_forward_width
     transient = element * layout.tokens * (2.0 * width + 2.0 * shape.hidden) / layout.tp
+    if shape.is_moe and account.gathers_inputs:
+        # Routed tokens times their scores, and their gradients, in fp32.
+        transient = transient + 12.0 * layout.tokens * shape.moe_share * shape.experts_active * shape.hidden / layout.tp
+    if account.keeps_boundaries:
+        # The gradient of the down product's matrix is there while its inner gradients are.
+        transient = transient + element * shape.hidden * (1 - shape.moe_share) * shape.ffn / layout.tp
     if account.attention != "fused":
         # fp32 scores and their gradient while the softmax runs backward
         transient = transient + 8.0 * layout.tokens * setting.seq_len * shape.heads / layout.tp
     split = layout.pool.is_schedule(*SPLIT_BACKWARD) & (layout.pp > 1)
+    waiting = np.zeros(len(layout))
     if split.any():
-        # Weight gradients come later: what was recomputed and a whole stage's inner gradients wait for them.
-        kept, again = np.where(split, np.maximum(kept, none), kept), np.where(split, 0.0, again)
-        transient = np.where(split, per_stage * transient, transient)
-    return BlockMemory(kept, again, transient)
+        # Gradients of what the block's products give back, kept with everything else until weight gradients are done.
+        given = 2.0 * width + shape.query_width + 2.0 * shape.kv_heads * shape.head_dim + 2.0 * shape.hidden
+        gathered = 2.0 * shape.hidden * (layout.tp > 1)
+        whole = none + element * layout.tokens * (given / layout.tp + gathered)
+        waiting = np.where(split, whole if account.keeps_boundaries else KEPT_FOR_WEIGHTS * none, 0.0)
+        kept = np.where(split, np.maximum(kept, none), kept)
+        again = np.where(split, 0.0, again)
+        if not account.keeps_boundaries:
+            transient = np.where(split, per_stage * transient, transient)
+    return BlockMemory(kept, again, transient, waiting)
 
 
 def logits_bytes(layout: Layout, account: Account) -> np.ndarray:
     """Bytes of the logits and their gradient that live at once on a rank with the head, shape (n,).
 
-    Per element: logits in the compute precision, an fp32 copy, the fp32 gradient and the gradient in the compute
-    precision, 12 bytes in bf16; in as many pieces as the loss is chunked. Vocabulary-parallel cross-entropy
-    without chunks holds 10.
+    Per element: logits in the compute precision and three fp32 tensors of their size (log-softmax, gradient of the
+    loss, gradient of the softmax), 14 bytes in bf16 (dry run of torchtitan 0.3.0); in as many pieces as the loss is
+    chunked. Vocabulary-parallel cross-entropy without chunks holds 10.
     """
     shape = layout.setting.shape
     chunks = np.maximum(1.0, layout.flag("loss_chunks"))

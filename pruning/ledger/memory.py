@@ -10,12 +10,15 @@ from pruning.accounts.account import Account
 from pruning.coefficients import Coefficients
 from pruning.ledger.activations import block_memory
 from pruning.ledger.activations import logits_bytes
+from pruning.ledger.habits import habits_of
+from pruning.ledger.habits import shards_of
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.layout import total
 from pruning.ledger.parameters import block_parameters
 from pruning.ledger.parameters import rank_parameters
 from pruning.ledger.pipeline import Flow
+from pruning.ledger.schedule import SPLIT_BACKWARD
 
 
 PAIR_BYTES = 0.544e9
@@ -23,6 +26,10 @@ PAIR_BYTES = 0.544e9
 
 GROUP_BYTES = 0.688e9
 """The same of a communicator of more ranks."""
+
+
+ACTIVE_STAGES = 3
+"""Stages of one rank that looped and V schedules gather ahead (``max_active_stages`` of torch 2.14)."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +59,12 @@ def state_bytes(layout: Layout, ranks: Ranks, account: Account) -> dict[str, np.
     optimizer, 2 gradients too, 3 parameters too (Rajbhandari et al. 2020).
     """
     local, stored = rank_parameters(layout, ranks), rank_parameters(layout, ranks, stored=True)
-    params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
+    params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
     return {
         "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
         "gradients": account.gradient_bytes * np.where(grads > 1, stored / grads, local),
         "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
     }
-
-
-def _shards(layout: Layout, account: Account) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ranks over which parameters, gradients and optimizer are divided, shape (n,) each."""
-    if account.sharded:
-        return layout.shard, layout.shard, layout.shard
-    zero, dp = layout.flag("zero_stage"), layout.dp * layout.cp
-    return np.where(zero >= 3, dp, 1.0), np.where(zero >= 2, dp, 1.0), np.where(zero >= 1, dp, 1.0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,10 @@ class RankParts:
     """What each pipeline rank holds; one row when all candidates are cut alike."""
 
     held: np.ndarray
-    """Activations in flight, shape (n, ranks)."""
+    """Activations in flight and what lies between stages, shape (n, ranks)."""
+
+    tail_tensors: np.ndarray
+    """Tensors around the head while the loss is computed, shape (n,)."""
 
     block: np.ndarray
     """Parameters of one block, shape (n,)."""
@@ -95,6 +97,15 @@ class RankParts:
 
     head: np.ndarray
     """Parameters that the head multiplies with, its own or the embedding's, shape (n,)."""
+
+    kept: np.ndarray
+    """Activations of one block and micro-batch, shape (n,)."""
+
+    gathered: np.ndarray
+    """Share of the rank's stages whose parameters are gathered at once, where they are kept, shape (n,)."""
+
+    delayed: np.ndarray
+    """Bytes per local parameter of weight gradients that wait for the end of their stage, shape (n,)."""
 
     inner: np.ndarray
     """Recomputed set and inner gradients of one block running backward, shape (n,)."""
@@ -123,18 +134,60 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
     groups = scale * total(np.where(size > 2, GROUP_BYTES, np.where(size > 1, PAIR_BYTES, 0.0)) for size in dims)
     shape, block = layout.setting.shape, block_parameters(layout)
     spared = block - block_parameters(layout, stored=True) if shape.is_moe else np.zeros(len(layout))
+    held = kept.astype(np.float32)[:, None] * flow.inflight.astype(np.float32)
+    if flow.waiting is not None:
+        waiting = (factor * kept_set.waiting).astype(np.float32)[:, None]
+        now, late_inflight, late = flow.waiting
+        held = np.maximum(held + waiting * now, kept[:, None] * late_inflight + waiting * late).astype(np.float32)
+    if account.keeps_boundaries:
+        held = held + factor * boundary_bytes(layout, ranks, flow).astype(np.float32)
+    # Split backward passes compute a whole stage's weight gradients before they are accumulated.
+    split = layout.pool.is_schedule(*SPLIT_BACKWARD) & (layout.pp > 1) & account.keeps_boundaries
+    delayed = np.where(split, (2.0 if layout.setting.precision == "bf16" else 4.0) / layout.vp, 0.0)
     return RankParts(
         ranks=ranks.single(),
-        held=kept.astype(np.float32)[:, None] * flow.inflight.astype(np.float32),
+        held=held,
+        tail_tensors=(factor * tail_bytes(layout) * account.keeps_boundaries).astype(np.float32),
         block=block.astype(np.float32),
         spared=spared.astype(np.float32),
         embedding=(shape.embedding_params / layout.tp).astype(np.float32),
         tail=((shape.head_params + shape.norm_params) / layout.tp).astype(np.float32),
         head=(shape.vocab * shape.hidden / layout.tp).astype(np.float32),
+        kept=kept.astype(np.float32),
+        gathered=np.minimum(1.0, ACTIVE_STAGES / layout.vp).astype(np.float32)
+        if account.keeps_boundaries
+        else np.ones(len(layout), dtype=np.float32),
+        delayed=delayed.astype(np.float32),
         inner=(factor * (kept_set.again + kept_set.transient)).astype(np.float32),
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
+
+
+def boundary_bytes(layout: Layout, ranks: Ranks, flow: Flow) -> np.ndarray:
+    """Bytes that lie between pipeline stages on top of activations in flight, shape (n, ranks).
+
+    torch.distributed.pipelining 2.14 makes a receive buffer for every micro-batch of the step and neighbour; those
+    of inputs are the inputs that are held anyway. A stage's output is held with its activations; looped and V
+    schedules let go of what they sent only when the step ends, so at the last forward all outputs and most input
+    gradients are there. One boundary: tokens × hidden / tp.
+    """
+    setting = layout.setting
+    element = 2.0 if setting.precision == "bf16" else 4.0
+    unit = (element * layout.tokens * setting.shape.hidden / layout.tp)[:, None]
+    stages, m = layout.vp[:, None], layout.micro_batches[:, None]
+    inputs, outputs = stages - ranks.first, stages - ranks.last
+    received = m * (inputs + outputs) - flow.chunks * inputs / stages
+    single = layout.pool.is_schedule("1F1B", "GPipe")[:, None]
+    sent = np.where(single, flow.chunks * outputs, m * outputs + (m - flow.chunks / stages).clip(0) * inputs)
+    return np.asarray(np.where(layout.pp[:, None] > 1, unit * (received + sent), 0.0))
+
+
+def tail_bytes(layout: Layout) -> np.ndarray:
+    """Bytes around the head during the loss, shape (n,): the last norm's input, its output gathered over the
+    tensor-parallel ranks, and the output's gradient in fp32, collected over the loss's pieces."""
+    element = 2.0 if layout.setting.precision == "bf16" else 4.0
+    return np.asarray(layout.tokens * layout.setting.shape.hidden * (element / layout.tp + element + 4.0))
 
 
 def memory_of(
@@ -170,22 +223,37 @@ def peak_memory(
         coefficients: ``reserved_factor`` and ``fixed_bytes``.
         itemise: whether to fill ``terms``.
     """
-    habits = _habits(layout, account).single()
+    habits = habits_of(layout, account).single()
     ranks, held = parts.ranks, parts.held
     keeps, block = habits.keeps[:, None], parts.block[:, None]
     one = np.minimum(ranks.layers, habits.bucket[:, None]) * block
     window = np.minimum(ranks.layers, habits.ahead[:, None]) * block
     last_head = ranks.last * parts.head[:, None]
     local = ranks.layers * block + ranks.first * parts.embedding[:, None] + ranks.last * parts.tail[:, None]
-    double = 2 * local
+    # Looped and V schedules keep at most three stages gathered (torch.distributed.pipelining 2.14).
+    double = 2 * local * parts.gathered[:, None]
     gathered_block = np.where(keeps, double, 2 * window)
-    gathered_head = np.where(keeps, double, 2 * (last_head + one))
-    reducing = habits.reducing[:, None] * one
-    logits = ranks.last * logits_bytes(layout, account).astype(np.float32)[:, None] + 2 * last_head
+    gathered_head = np.where(keeps, double, 2 * last_head)
+    before, own = habits.before[:, None], habits.own[:, None]
+    # The loss of one piece, the gradient of the head's matrix from one piece, or the reduction of all of them.
+    pieces, per_logit = logits_bytes(layout, account).astype(np.float32), np.float32(1.0 / account.logit_bytes)
+    in_loss = habits.repeated * parts.head + np.maximum(pieces, habits.own_head * parts.head + 4 * per_logit * pieces)
+    in_reduction = habits.reduced * parts.head + 2 * per_logit * pieces
+    tail = np.maximum(in_loss, in_reduction) + habits.head_gradient * parts.head + parts.tail_tensors
+    logits = ranks.last * tail[:, None]
+    reduced = ranks.last * (habits.reduced * parts.head)[:, None]
     loss_side = logits + gathered_head
-    block_side = parts.inner[:, None] + gathered_block + reducing
-    first = habits.early[:, None] * local + held + np.maximum(loss_side, block_side)
-    late = habits.late[:, None] * local + block_side
+    # Inner gradients while products run backward, or all gradients of the block at its end.
+    working = np.maximum(parts.inner[:, None], own * one)
+    # By then the block that ran before has given its activations back.
+    reducing_first = np.maximum(before * one - parts.kept[:, None], reduced)
+    block_side = gathered_block + working + reducing_first + ranks.layers * (parts.delayed * parts.block)[:, None]
+    result = ranks.last * (habits.result * parts.head)[:, None]
+    first = habits.early[:, None] * local + held + result + np.maximum(loss_side, block_side)
+    embedding = ranks.first * parts.embedding[:, None]
+    last_gather = np.where(keeps, double, 2 * (np.minimum(ranks.layers, habits.bucket[:, None]) * block + embedding))
+    ending = np.maximum(working + before * one, (before + own) * embedding)
+    late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]
         first = first - habits.early_sharded_bytes[:, None] * spared
@@ -197,19 +265,21 @@ def peak_memory(
     if itemise:
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
-        params, grads, moments = (shard[:, None] for shard in _shards(layout, account))
+        gathered = np.where(ends, last_gather, np.where(at_loss, gathered_head, gathered_block))
+        reducing = np.where(ends, ending - working, block_side - gathered_block - working)
+        params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
         stored = local - ranks.layers * parts.spared[:, None]
         complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
             "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
             "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
-            "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0),
-            "unsharded_parameters": np.where(at_loss, gathered_head, gathered_block),
+            "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0) + np.where(ends, 0.0, result),
+            "unsharded_parameters": gathered,
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
             + np.where(at_loss, 0.0, reducing),
             "optimizer_step": np.where(ends, account.step_bytes * local / moments, 0.0),
             "activations": np.where(ends, 0.0, held),
-            "recompute": np.where(at_loss, 0.0, parts.inner[:, None] + 0.0 * local),
+            "recompute": np.where(at_loss, 0.0, working + 0.0 * local),
             "logits": np.where(at_loss, logits, 0.0),
             "allocator": reserved - allocated,
             "communicators": parts.outside[:, None] - coefficients.value("fixed_bytes") + 0.0 * local,
@@ -219,83 +289,3 @@ def peak_memory(
     if layout.setting.on_cpu:
         reserved = device
     return Memory(terms, allocated, reserved, device, parts.activations)
-
-
-@dataclass(frozen=True)
-class _Habits:
-    """What sharding keeps, per candidate; arrays of shape (n,). Bytes per local parameter where not said else."""
-
-    early: np.ndarray
-    """State and gradients while activations are at their peak."""
-
-    late: np.ndarray
-    """State, all gradients and the optimizer's step at the end."""
-
-    early_sharded_bytes: np.ndarray
-    """The part of ``early`` that is sharded."""
-
-    late_sharded_bytes: np.ndarray
-    """The part of ``late`` that is sharded."""
-
-    early_sharded: np.ndarray
-    """Whether the (sharded) gradients are there at the first moment."""
-
-    whole_gradients: np.ndarray
-    """Whether gradients accumulate unsharded."""
-
-    keeps: np.ndarray
-    """Whether gathered parameters stay until the step ends."""
-
-    bucket: np.ndarray
-    """Blocks gathered and reduced together."""
-
-    ahead: np.ndarray
-    """Blocks whose gathered parameters live at once."""
-
-    reducing: np.ndarray
-    """Bytes per parameter of the group whose gradients are being reduced."""
-
-    def single(self) -> _Habits:
-        """The same in single precision."""
-        arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _Habits(**{k: v if v.dtype == bool else v.astype(np.float32) for k, v in arrays.items()})
-
-
-def _habits(layout: Layout, account: Account) -> _Habits:
-    n = len(layout)
-    no = np.zeros(n, dtype=bool)
-    shards = _shards(layout, account)
-    sizes = (account.parameter_bytes, account.gradient_bytes, account.optimizer_bytes)
-    base = sizes[0] / shards[0] + sizes[2] / shards[2]
-    gradients = sizes[1] / shards[1]
-    split = [np.where(shard > 1, size / shard, 0.0) for size, shard in zip(sizes, shards)]
-    if not account.sharded:
-        three = layout.flag("zero_stage") >= 3
-        ahead = np.where(three, 2.0, 0.0)
-        late = base + gradients + account.step_bytes / shards[2]
-        return _Habits(
-            base + gradients,
-            late,
-            total(split),
-            total(split),
-            ~no,
-            no,
-            no,
-            np.where(three, 1.0, 0.0),
-            ahead,
-            np.zeros(n),
-        )
-    pipelined, accumulating = layout.pp > 1, layout.micro_batches > 1
-    reshard = layout.pool["reshard_after_forward"]
-    keeps = (reshard == 2) | ((reshard == 0) & pipelined)
-    whole = pipelined | ((layout.flag("accumulate_without_sync") > 0) & accumulating)
-    bucket = layout.flag("fsdp_bucket")
-    ahead = bucket * (2 + layout.flag("forward_prefetch"))
-    # bf16 gradients of one group and the input of its reduction
-    reducing = np.where(whole, 0.0, 2.0 + account.reduce_bytes)
-    early_sharded = accumulating & ~whole
-    unsharded = account.gradient_bytes * whole
-    early = base + gradients * early_sharded + unsharded
-    late = base + gradients + unsharded + account.step_bytes / shards[2]
-    early_split = split[0] + split[2] + split[1] * early_sharded
-    return _Habits(early, late, early_split, total(split), early_sharded, whole, keeps, bucket, ahead, reducing)

@@ -29,7 +29,15 @@ class Flow:
     """Idle over mean busy time: waiting for the pipeline and for the slowest rank, shape (n,)."""
 
     inflight: np.ndarray
-    """Most block-micro-batches whose activations a rank holds at once, shape (n, ranks)."""
+    """Block-micro-batches that wait for their backward pass when a rank holds most, shape (n, ranks)."""
+
+    waiting: tuple[np.ndarray, np.ndarray, np.ndarray] | None
+    """With schedules that split the backward pass, shape (n, ranks) each: block-micro-batches that wait for their
+    weight gradients at that moment; those that wait for backward, and for weight gradients, when most wait for the
+    latter. None when no candidate has such a schedule."""
+
+    chunks: np.ndarray
+    """Most stage-micro-batches that a rank holds at once, shape (n, ranks); 0 without a pipeline."""
 
 
 def short_step(schedule: str, pp: int, micro_batches: int) -> int:
@@ -70,6 +78,8 @@ def flow_of(layout: Layout, ranks: Ranks) -> Flow:
     positions, inverse = distinct(schedule, pp, vp, alone)
     bubble = np.zeros(len(positions) or 1)
     inflight = np.zeros((len(positions) or 1, ranks.layers.shape[1]))
+    chunks = np.zeros_like(inflight)
+    waits: list[np.ndarray] = [np.zeros_like(inflight) for _ in range(3)]
     for row, i in enumerate(positions):
         p, v, m = int(pp[i]), int(vp[i]), int(micro_batches[i])
         if p == 1:
@@ -80,7 +90,12 @@ def flow_of(layout: Layout, ranks: Ranks) -> Flow:
         if found is None:
             bubble[row] = (p - 1) / (m * v)
             inflight[row, :p] = np.minimum(m, p) * shape.layers / p
+            chunks[row, :p] = np.minimum(m, p) * v
         else:
             bubble[row] = found[0]
             inflight[row, :p] = found[1].inflight
-    return Flow(bubble[inverse], inflight[inverse])
+            chunks[row, :p] = found[1].chunks
+            for array, value in zip(waits, (found[1].waiting, found[1].late_inflight, found[1].late_waiting)):
+                array[row, :p] = value
+    some = (waits[0][inverse], waits[1][inverse], waits[2][inverse]) if waits[2].any() else None
+    return Flow(bubble[inverse], inflight[inverse], some, chunks[inverse])

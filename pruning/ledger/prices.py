@@ -48,6 +48,9 @@ PARTS = (
 OTHER_SPREAD = 2.0
 """Relative spread of host, link and waiting time over that of kernel time."""
 
+MEMORY_ERROR = 0.04
+"""Log standard deviation of a peak memory that no coefficient explains."""
+
 Z90 = 1.6449
 """Half-width of a 90% interval in standard deviations."""
 
@@ -86,6 +89,9 @@ class Prices:
     memory_high_bytes: np.ndarray
     """Upper end of its 90% interval."""
 
+    memory_sigma: np.ndarray
+    """Standard deviation of the logarithm of that memory."""
+
     memory_by_rank_bytes: np.ndarray
     """Device memory by pipeline rank, shape (n, ranks); NaN where there is no such rank."""
 
@@ -103,6 +109,14 @@ class Prices:
         """Bytes of all arrays."""
         arrays = [getattr(self, name) for name in self.__dataclass_fields__ if name != "parts_s"]
         return sum(array.nbytes for array in (*arrays, *self.parts_s.values()))
+
+    @property
+    def memory_surely_bytes(self) -> np.ndarray:
+        """Device memory that a candidate needs at least, one standard deviation below the median, shape (n,).
+
+        A verdict is final, so it takes this: refusing on the median would lose every second candidate that just fits.
+        """
+        return np.asarray(self.memory_bytes * np.exp(-self.memory_sigma))
 
     @property
     def mfu_pct(self) -> np.ndarray:
@@ -322,7 +336,8 @@ def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coeffi
         + (coefficients.sigma("fixed_bytes") * coefficients.value("fixed_bytes")) ** 2
         + (coefficients.sigma("reserved_factor") * reserved) ** 2
     )
-    memory_spread = np.exp(Z90 * np.sqrt(spread) / np.maximum(worst, 1.0))
+    memory_sigma = np.sqrt(spread / np.maximum(worst, 1.0) ** 2 + MEMORY_ERROR**2)
+    memory_spread = np.exp(Z90 * memory_sigma)
     sigma = np.sqrt(time.variance + (coefficients.value("model_error") * error_scale(time)) ** 2)
     step_spread = np.exp(Z90 * sigma)
     return Prices(
@@ -335,6 +350,7 @@ def _priced(layout: Layout, time: StepTime, memory: Memory, coefficients: Coeffi
         reserved_bytes=reserved,
         memory_low_bytes=worst / memory_spread,
         memory_high_bytes=worst * memory_spread,
+        memory_sigma=memory_sigma,
         memory_by_rank_bytes=np.where(by_rank > 0, by_rank, np.nan),
         log_sigma=sigma,
         error_scale=error_scale(time),

@@ -19,8 +19,9 @@ Action = tuple[int, int, int]
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 """Schedules that split backward into gradients of inputs (on the critical path) and of weights (fillers)."""
 
-KEPT_FOR_WEIGHTS = 0.4
-"""Share of a block's activations that stays until its weight gradients are done (inputs of its products)."""
+WAITING = 1.5
+"""Size of a block that waits for its weight gradients over that of one that waits for its backward pass, about: PyTorch
+2.14 lets go of nothing after the gradients of inputs, and keeps the gradients that weight gradients need."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,16 @@ class Simulated:
     """Busy time by rank."""
 
     inflight: tuple[float, ...]
-    """Most block-micro-batches held at once by rank."""
+    """Block-micro-batches by rank that wait for their backward pass, when most is held."""
+
+    waiting: tuple[float, ...]
+    """Block-micro-batches that wait for their weight gradients, at that moment."""
+
+    late_inflight: tuple[float, ...]
+    """Those that wait for their backward pass when most wait for their weight gradients."""
+
+    late_waiting: tuple[float, ...]
+    """Most block-micro-batches that wait for their weight gradients."""
 
     chunks: tuple[float, ...]
     """Most stage-micro-batches held at once by rank."""
@@ -164,12 +174,12 @@ def simulate(
     orders = [rank_order(schedule, ranks, stages_per_rank, micro_batches, rank) for rank in range(ranks)]
     split = schedule in SPLIT_BACKWARD
     share = (1.0, backward / 2 if split else backward, backward / 2)
-    freed = (0.0, 1 - KEPT_FOR_WEIGHTS if split else 1.0, KEPT_FOR_WEIGHTS)
     never = -1.0
     forward_end = [[never] * micro_batches for _ in range(stages)]
     backward_end = [[never] * micro_batches for _ in range(stages)]
     clock, work = [0.0] * ranks, [0.0] * ranks
-    now, peak = [0.0] * ranks, [0.0] * ranks
+    now, waits = [0.0] * ranks, [0.0] * ranks
+    most, late = [(0.0, 0.0)] * ranks, [(0.0, 0.0)] * ranks
     now_chunks, peak_chunks = [0.0] * ranks, [0.0] * ranks
     done = [0] * ranks
     left, moved = sum(len(order) for order in orders), True
@@ -197,21 +207,34 @@ def simulate(
                     forward_end[stage][micro_batch] = time
                     now[rank] += held[stage]
                     now_chunks[rank] += 1
-                    if now[rank] > peak[rank]:
-                        peak[rank] = now[rank]
                     if now_chunks[rank] > peak_chunks[rank]:
                         peak_chunks[rank] = now_chunks[rank]
                 else:
                     if kind == BACKWARD:
                         backward_end[stage][micro_batch] = time
-                    now[rank] -= freed[kind] * held[stage]
-                    now_chunks[rank] -= freed[kind]
+                        now[rank] -= held[stage]
+                        waits[rank] += held[stage] if split else 0
+                    else:
+                        waits[rank] -= held[stage]
+                    now_chunks[rank] -= kind == WEIGHT or not split
+                if now[rank] + WAITING * waits[rank] > most[rank][0] + WAITING * most[rank][1]:
+                    most[rank] = now[rank], waits[rank]
+                if waits[rank] > late[rank][1]:
+                    late[rank] = now[rank], waits[rank]
                 position += 1
             if position > done[rank]:
                 moved = True
                 left -= position - done[rank]
                 done[rank], clock[rank] = position, time
-    return Simulated(max(clock), tuple(work), tuple(peak), tuple(peak_chunks))
+    return Simulated(
+        max(clock),
+        tuple(work),
+        tuple(live for live, _ in most),
+        tuple(wait for _, wait in most),
+        tuple(live for live, _ in late),
+        tuple(wait for _, wait in late),
+        tuple(peak_chunks),
+    )
 
 
 def inflight_chunks(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> tuple[float, ...]:

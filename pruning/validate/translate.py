@@ -50,6 +50,9 @@ class Priced:
     judged: bool
     """Whether its memory can be judged: the table says what is recomputed."""
 
+    shaped: bool
+    """Whether the table gives the model's whole shape; else its absolute memory rests on assumed sizes."""
+
 
 class CannotPrice(Exception):
     """A row lacks something that pricing needs; the message says what."""
@@ -148,20 +151,22 @@ def hardware_of(row: Row) -> Hardware:
     raise CannotPrice(f"hardware {row['hardware'] or 'unnamed'} is not in the hardware table")
 
 
-_PROBED = re.compile(r"measured busbw GB/s AR/AG/RS ([\d.]+)/\S+ intra ([\d.]+)/")
+_PROBED = re.compile(r"measured busbw GB/s AR/AG/RS ([\d.]+)/\S+ intra ([\d.]+)/([\d.]+)/([\d.]+)")
 
 
 def probed_links(row: Row, hardware: Hardware) -> tuple[float, float]:
     """Bandwidths inside a node and of the network, bytes/s and device, as a probe before the run measured them.
 
-    The all-reduce bus bandwidth over all nodes is what a node's network cards carry together; a device's share is
-    an eighth of it. Rows without a probe in their notes have the hardware table's links.
+    The all-reduce bus bandwidth over all nodes is what a node's network cards carry together; a device's share is an
+    eighth of it. Inside a node, sequence parallelism uses all-gather and reduce-scatter, about half as fast as an
+    all-reduce that the switch does. Rows without a probe in their notes have the hardware table's links.
     """
     found = _PROBED.search(row["notes"])
     if not found:
         return hardware.domain_bandwidth, hardware.nic_bandwidth
-    across, inside = (float(text) * 1e9 for text in found.groups())
+    across, reduce, gather, scatter = (float(text) * 1e9 for text in found.groups())
     several = (row.whole("gpus") or 0) > 8
+    inside = min(gather, scatter) if row.flag("sp") and (row.whole("tp", 1) or 1) > 1 else reduce
     network = min(across / 8, hardware.nic_bandwidth) if several else hardware.nic_bandwidth
     return min(inside, hardware.domain_bandwidth), network
 
@@ -201,6 +206,8 @@ def account_of(row: Row) -> Account:
             "parallel_logits": False,
             "logit_bytes": 14.0,
         }
+    if account.name == "nanotron":
+        changes |= _nanotron_build(row)
     if account.name == "torchtitan" and not row["framework_version"].startswith("0.3"):
         changes["copies_attention_output"] = False
         if "bf16 params" in row["precision"]:
@@ -216,6 +223,23 @@ def account_of(row: Row) -> Account:
     if "fp4" in row["precision"].lower():
         changes["product_speed"] = 1.3
     return replace(account, **changes)
+
+
+REGATHERS_FROM, KEEPS_IN_PIPELINES_FROM = 14_018_000, 14_090_000
+"""Job numbers of the nanotron table at which what a block keeps changes; the source names no build."""
+
+
+def _nanotron_build(row: Row) -> dict[str, Any]:
+    """What a nanotron block keeps beyond its itemised set, by the number of the job that ran it.
+
+    Runs of equal configuration differ by about two gathered inputs a block: without a pipeline, jobs up to 14,018,000
+    hold them (1.75 hidden widths a token) and later ones gather again; in pipelines, jobs from 14,090,000 on (the
+    pipeline fix) hold them for all micro-batches in flight but two.
+    """
+    job, pp = int(row["row_id"].partition(":")[2] or 0), row.whole("pp", 1) or 1
+    if pp == 1:
+        return {"token_extra": 0.0, "parallel_extra": 2.0, "gathered_extra": 1.75 if job < REGATHERS_FROM else 0.0}
+    return {"gathered_extra": 1.55 * (1 - 2 / pp) if job >= KEEPS_IN_PIPELINES_FROM else 0.0}
 
 
 def _implied_seq_len(row: Row) -> int | None:
@@ -333,4 +357,5 @@ def translate(row: Row) -> Priced:
     if row.before_fix:
         group = (*group[:1], f"{row['model']} (before its pipeline fix)", *group[2:])
     family = f"{row['framework'].split()[0]} {hardware.name}" + (" before fix" if row.before_fix else "")
-    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware), judged)
+    shaped = bool(_known(row["model"])) or all(row.whole(column) for column in ("layers", "hidden", "ffn", "vocab"))
+    return Priced(row, setting, candidate, account, group, family, probed_links(row, hardware), judged, shaped)

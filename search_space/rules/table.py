@@ -128,7 +128,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         code="several_stages_per_rank",
         frameworks=ALL,
-        source="looped schedules need at least two stages on each rank (torchtitan 0.3.0 pipeline_parallel.py)",
+        source="looped schedules need at least two stages on each rank (torchtitan 0.3.0 pipeline_parallel.py); with "
+        "stages listed one runs, as 1F1B does: a duplicate",
         violated=lambda pool, setting: (
             _pipelined(pool) & pool.is_schedule(*LOOPED_SCHEDULES) & (pool["virtual_stages"] < 2)
         ),
@@ -282,6 +283,51 @@ RULES: tuple[Rule, ...] = (
         available=lambda pool, setting: 0,
         unit="GPU",
         text="async_tp={async_tp}, float8={float8} need a GPU, the devices are CPU slots",
+    ),
+    Rule(
+        code="bucket_with_own_placement",
+        frameworks=TITAN,
+        versions="0.3.0",
+        source="torchtitan apply_fsdp_to_decoder: experts sharded by a placement of their own take one block a group",
+        violated=lambda pool, setting: (
+            (pool["fsdp_bucket"] > 1)
+            & setting.shape.is_moe
+            & ((pool["expert_parallel"] > 1) | (pool["data_parallel_shard"] > max(1, setting.shape.experts)))
+        ),
+        required=lambda pool, setting: pool["fsdp_bucket"],
+        available=lambda pool, setting: 1,
+        unit="blocks",
+        text="fsdp_bucket {required}: blocks whose experts have a placement of their own cannot share a group",
+    ),
+    Rule(
+        code="nothing_to_accumulate",
+        frameworks=TITAN,
+        versions="0.3.0",
+        source="without a pipeline torchtitan accumulates over micro-batches; with one its schedule already does",
+        violated=lambda pool, setting: (
+            pool["accumulate_without_sync"].astype(bool) & (_pipelined(pool) | (_microbatches(pool, setting) < 2))
+        ),
+        required=lambda pool, setting: 2,
+        available=lambda pool, setting: np.where(_pipelined(pool), 1, _microbatches(pool, setting)),
+        unit="accumulation steps",
+        text="accumulate_without_sync changes nothing with {available} gradient accumulation step",
+    ),
+    Rule(
+        code="nothing_to_prefetch",
+        frameworks=TITAN,
+        versions="0.3.0",
+        source="torch.distributed.fsdp gathers nothing with one shard, and nothing is ahead of the last group",
+        violated=lambda pool, setting: (
+            (pool["forward_prefetch"] > 0)
+            & (
+                (pool["data_parallel_shard"] * pool["context_parallel"] == 1)
+                | (setting.shape.layers // pool.num_stages <= pool["fsdp_bucket"])
+            )
+        ),
+        required=lambda pool, setting: 2,
+        available=lambda pool, setting: np.where(pool["data_parallel_shard"] * pool["context_parallel"] == 1, 0, 1),
+        unit="FSDP groups",
+        text="forward_prefetch has no group to gather ahead",
     ),
 )
 """Every shipped rule. A rule is added here, never as an if in the enumeration."""

@@ -39,7 +39,9 @@ def test_last_event_is_the_contract(finished: Finished) -> None:
         assert trial["traces"] and all(Path(trace).stat().st_size > 1000 for trace in trial["traces"])
     assert Candidate.from_json(end["trials"][0]["candidate"]) != Candidate.from_json(end["trials"][1]["candidate"])
     assert 0 < end["spent_device_s"] <= end["budget_device_s"]
-    assert end["spent_device_s"] == pytest.approx(sum(trial["device_s"] for trial in end["trials"]), abs=0.1)
+    assert end["spent_device_s"] == pytest.approx(
+        end["probe_device_s"] + sum(trial["device_s"] for trial in end["trials"]), abs=0.1
+    )
 
 
 def test_status_and_report_agree_with_the_events(finished: Finished) -> None:

@@ -116,3 +116,18 @@ def test_coefficients_survive_json_and_refuse_other_hardware() -> None:
         load_coefficients(text, gpu_setting())
     with pytest.raises(UserError, match="no entry for"):
         Coefficients.from_json({"coefficients": {}})
+
+
+def test_refused_is_what_surely_does_not_fit_and_doubtful_is_a_risk() -> None:
+    setting = gpu_setting(nodes=16, global_batch_seqs=128)
+    found = assess(enumerate_pool(setting), setting)
+    prices, allowed = found.prices, found.allowed_bytes
+    surely = prices.memory_surely_bytes
+    np.testing.assert_allclose(np.log(prices.memory_bytes / surely), prices.memory_sigma)
+    np.testing.assert_array_equal(found.feasible, found.judgement.legal & (surely <= allowed))
+    doubtful = np.flatnonzero((surely <= allowed) & (prices.memory_bytes > allowed) & found.judgement.legal)
+    certain = np.flatnonzero((prices.memory_bytes <= allowed) & found.judgement.legal)
+    assert len(doubtful) and len(certain)
+    assert "memory" in {risk.code for risk in found.risks(int(doubtful[0]))}
+    assert "memory" not in {risk.code for risk in found.risks(int(certain[0]))}
+    assert not found.reasons(int(doubtful[0]))

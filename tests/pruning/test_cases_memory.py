@@ -80,29 +80,29 @@ def test_dry_run_figures() -> None:
 
 FOLDED = {"schedule": "ZBVZeroBubble", "virtual_stages": 2}
 DRY_RUNS: tuple[tuple[dict[str, Any], int, tuple[float, ...], float], ...] = (
-    ({"data_parallel_shard": 8, "activation_checkpoint": "selective"}, 8, (33.01,), 0.07),
+    ({"data_parallel_shard": 8, "activation_checkpoint": "selective"}, 8, (33.01,), 0.02),
     ({"data_parallel_shard": 8, "activation_checkpoint": "full"}, 8, (18.98,), 0.02),
     ({"tensor_parallel": 8, "activation_checkpoint": "selective", "micro_batch": 2}, 4, (24.04,), 0.02),
-    ({"tensor_parallel": 8, "activation_checkpoint": "full", "micro_batch": 4}, 8, (18.59,), 0.07),
+    ({"tensor_parallel": 8, "activation_checkpoint": "full", "micro_batch": 4}, 8, (18.59,), 0.03),
     ({"tensor_parallel": 2, "data_parallel_shard": 4}, 8, (40.76,), 0.02),
     (
         {"data_parallel_shard": 4, "data_parallel_replicate": 2, "activation_checkpoint": "selective"},
         8,
         (44.48,),
-        0.06,
+        0.02,
     ),
     (
         {"pipeline_parallel": 2, "data_parallel_shard": 4, "activation_checkpoint": "selective"},
         16,
         (51.46, 46.88),
-        0.07,
+        0.02,
     ),
-    ({"pipeline_parallel": 2, "data_parallel_shard": 4, **FOLDED}, 16, (87.69, 81.46), 0.06),
+    ({"pipeline_parallel": 2, "data_parallel_shard": 4, **FOLDED}, 16, (87.69, 81.46), 0.05),
     (
         {"pipeline_parallel": 2, "data_parallel_shard": 4, "activation_checkpoint": "full", **FOLDED},
         16,
         (89.74, 92.57),
-        0.2,
+        0.13,
     ),
 )
 
@@ -185,6 +185,13 @@ def test_MEM_13_each_communicator_takes_memory_outside_the_allocator() -> None:
     assert 0 < float(alone.terms["communicators"].max()) < 1e9
 
 
+def test_MEM_14_no_communicator_is_charged_for_a_dimension_of_one_rank() -> None:
+    # torchtitan 0.3.0 builds such dimensions on a fake backend (ParallelDims.build_mesh).
+    alone = memory(Candidate(data_parallel_shard=8), setting()).terms["communicators"][0, 0]
+    pair = memory(Candidate(data_parallel_shard=4, tensor_parallel=2), setting()).terms["communicators"][0, 0]
+    assert alone == pytest.approx(0.688e9, rel=1e-6) and pair == pytest.approx(0.688e9 + 0.544e9, rel=1e-6)
+
+
 def test_MEM_15_a_pipeline_keeps_unsharded_parameters_by_default() -> None:
     where = setting("llama3:llama3_70b", nodes=4, global_batch_seqs=64)
     by_default = Candidate(pipeline_parallel=4, data_parallel_shard=8)
@@ -254,7 +261,7 @@ def test_MEM_25_the_longest_sequence_doubles_with_context_parallel_ranks() -> No
 
 
 def test_the_verdict_says_required_and_available() -> None:
-    where = setting("llama3:llama3_70b", nodes=128, global_batch_seqs=512, framework="megatron")
+    where = setting("llama3:llama3_70b", nodes=128, global_batch_seqs=512, framework="megatron", memory_margin=0.1)
     candidate = Candidate(tensor_parallel=8, data_parallel_replicate=128, zero_stage=1, loss_chunks=1)
     assessment = assess(Pool.from_candidates([candidate]), where)
     (reason,) = assessment.reasons(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -129,9 +130,32 @@ def test_loss_chunks_only_where_they_differ() -> None:
     assert "num_chunks = 4" in render(Candidate(loss_chunks=4), BASE, RECIPE, function="f", header="")
 
 
-def test_knob_without_a_place_is_refused() -> None:
+def test_a_function_with_float8_layers_cannot_lose_them() -> None:
+    converted = replace(BASE, knobs=BASE.knobs | {"float8": True})
+    assert "Float8LinearConverter" not in render(Candidate(float8=True), converted, RECIPE, function="f", header="")
     with pytest.raises(UserError, match="float8"):
-        render(Candidate(float8=True), BASE, RECIPE, function="f", header="")
+        render(Candidate(), converted, RECIPE, function="f", header="")
+
+
+def test_code_is_carried_only_where_a_knob_needs_it() -> None:
+    plain = render(Candidate(), BASE, RECIPE, function="f", header="")
+    assert "parallelize" not in plain and "functools" not in plain
+    everything = Candidate(
+        data_parallel_shard=2,
+        fsdp_bucket=2,
+        forward_prefetch=1,
+        accumulate_without_sync=True,
+        activation_checkpoint="first_n",
+        first_n=3,
+    )
+    text = render(everything, BASE, RECIPE, function="f", header="")
+    tree = ast.parse(text)
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert names == {
+        "FirstBlocksAC", "blocks_in_groups", "prefetch_forward", "sync_last_only", "parallelize_with_knobs", "f",
+    }  # fmt: skip
+    assert "ledgertune" not in text and "trial_runner" not in text
+    assert "sync_last_only(model, 24)" in text and "disable_cuda_graphs = True" in text
 
 
 def test_batch_that_does_not_divide_is_refused() -> None:

@@ -79,7 +79,14 @@ class PretendedRun(trial_module.TrialRun):
     world: World
     clock: Clock
 
-    def place(self, session: Any, shape: GangShape, allowance_s: float, interrupted: Callable[[], bool]) -> bool:
+    def place(
+        self,
+        session: Any,
+        shape: GangShape,
+        allowance_s: float,
+        interrupted: Callable[[], bool],
+        first_step_s: float = float("inf"),
+    ) -> bool:
         self.does = self.world(self.candidate, self.number)
         self.allowance_s, self._devices = allowance_s, shape.devices
         self._begin, self._end = self.clock.now, None

@@ -33,6 +33,7 @@ from tuner.records.layout import StudyFolder
 from tuner.study import asking
 from tuner.study.asking import Asker
 from tuner.study.deciding import EXHAUSTED
+from tuner.study.lessons import Lessons
 from tuner.study.run import lease
 
 
@@ -158,17 +159,19 @@ def test_SEA_09_retries_follow_the_class_of_the_failure(monkeypatch: pytest.Monk
 
 
 def test_SEA_10_a_preempted_trial_is_put_back_and_a_broken_one_is_not(cpu_setting: Setting) -> None:
-    from tuner.study.deciding import blocked_by
-
     def record(candidate: Candidate, kind: str) -> dict[str, Any]:
         return {"state": "failed", "candidate": candidate.to_json(), "failure": {"class": kind}}
 
     preempted, broken = Candidate(micro_batch=1), Candidate(micro_batch=2)
     once = [record(preempted, "node_lost"), record(broken, "framework_invalid")]
-    assert blocked_by(once) == [(broken, "framework_invalid")]
-    twice = blocked_by([*once, record(preempted, "node_lost")])
-    assert twice == [(broken, "framework_invalid"), (preempted, "node_lost")]
-    assert blocked_by([record(preempted, "driver_lost")] * 3) == []
+    pool = Pool.from_candidates([preempted, broken])
+
+    def blocked(records: list[dict[str, Any]]) -> list[Candidate]:
+        return Lessons(pool, cpu_setting).blocked_by(records)[0]
+
+    assert blocked(once) == [broken]
+    assert blocked([*once, record(preempted, "node_lost")]) == [broken, preempted]
+    assert blocked([record(preempted, "driver_lost")] * 3) == []
 
 
 def test_SEA_11_no_trial_is_lost_to_a_lock(cpu_setting: Setting, tmp_path: Path) -> None:
@@ -260,8 +263,8 @@ def test_SEA_15_when_nothing_fits_the_tightest_term_and_what_helps_are_named(
     assert main(["plan", str(job), "--json"]) == 2
     short = json.loads(capsys.readouterr().out)["shortage"]
     assert short["tightest_term"] == "optimizer" and short["over_gib"] > 100
-    # 405 G parameters × 16 bytes of states over 71.2 GiB a device
-    assert short["devices_at_least"] == pytest.approx(405.8e9 * 16 / (71.19 * 2**30), rel=0.02)
+    # 405 G parameters × 16 bytes of states over 75.1 GiB a device
+    assert short["devices_at_least"] == pytest.approx(405.8e9 * 16 / (75.1 * 2**30), rel=0.02)
     assert any("more devices" in text for text in short["help"])
     assert main(["plan", str(job)]) == 2
     text = " ".join(capsys.readouterr().out.split())

@@ -17,6 +17,8 @@ from search_space.setting import Setting
 from tuner.study.costs import CostModel
 from tuner.study.knowledge import chance_to_fit
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lesson
+from tuner.study.lessons import Lessons
 
 
 @pytest.fixture
@@ -61,9 +63,16 @@ def test_a_refusal_by_the_framework_takes_its_whole_risk_along(knowledge: Knowle
     pool = knowledge.pool
     risky = pool["compile"].astype(bool) & (pool["activation_checkpoint"] == ACTIVATION_CHECKPOINT.index("full"))
     first, second = (int(i) for i in np.flatnonzero(risky & knowledge.feasible)[:2])
-    assert knowledge.refuse(pool.candidate(first), "out_of_memory") == []
-    assert knowledge.feasible[second]
-    assert knowledge.refuse(pool.candidate(first), "framework_invalid") == ["full_checkpoint_around_compile"]
+
+    def lesson(kind: str) -> Lesson:
+        candidate = pool.candidate(first).to_json()
+        failure = {"class": kind, "text": "", "fault": None}
+        return Lessons(pool, knowledge.setting).take({"state": "failed", "candidate": candidate, "failure": failure})
+
+    assert lesson("out_of_memory").held is None and knowledge.feasible[second]
+    refused = lesson("framework_invalid")
+    assert refused.held is not None and "full checkpointing around compiled" in refused.reason
+    knowledge.hold(refused.held)
     assert not knowledge.feasible[risky].any() and knowledge.feasible[~risky].any()
 
 

@@ -55,6 +55,11 @@ def test_lost_trial_is_charged_by_the_next_session(tmp_path: Path) -> None:
     assert summary.trials[0]["failure"]["class"] == "driver_lost"
 
 
+def test_the_probe_is_charged(tmp_path: Path) -> None:
+    summary = summarise(folder_with(tmp_path, SESSION, {"event": "probe", "device_s": 7.5}))
+    assert summary.spent_device_s == summary.probe_device_s == 7.5
+
+
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGERTUNE_STUDIES", str(tmp_path))
     with pytest.raises(UserError, match="tune start"):

@@ -9,6 +9,8 @@ from trial_runner.dry_run.run import dry_run
 from trial_runner.dry_run.run import DryRun
 from trial_runner.dry_run.run import RankFacts
 from trial_runner.dry_run.run import truth
+from trial_runner.dry_run.run import with_layers
+from trial_runner.dry_run.session import Session
 
 
-__all__ = ["DryRun", "RankFacts", "dry_run", "truth"]
+__all__ = ["DryRun", "RankFacts", "Session", "dry_run", "truth", "with_layers"]

@@ -1,108 +1,25 @@
-"""Child process of a dry run: one rank of the real program, two steps, facts as one JSON line."""
+"""One rank of the real program, two steps: what it held, computed and sent in the second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import contextlib
-import functools
 import json
 import os
-import sys
 import time
 import traceback
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from trial_runner.dry_run import kernels
+from trial_runner.dry_run import patches
+from trial_runner.dry_run.fake import QuickFakeMode
+from trial_runner.dry_run.shorten import warm_up
+from trial_runner.dry_run.track import blocks_at_peak
+from trial_runner.dry_run.track import local
 from trial_runner.dry_run.track import peak_by_kind
 from trial_runner.dry_run.track import Tracker
 from trial_runner.rank import cpu
 from trial_runner.rank import loading
-
-
-MARK = "ledgertune-dry-run:"
-"""Starts the line that carries the facts."""
-
-
-def outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, run on real tensors: device meshes compute ranks, not model tensors."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return function(*args, **kwargs)
-
-    return call
-
-
-def prepare(order: dict[str, Any]) -> None:
-    """Patch what fake tensors cannot go through; before torchtitan is imported."""
-    cpu.install()
-    if order["gpu_kernels"]:
-        kernels.substitute()
-    if order["real"]:
-        return
-    for name in ("trunc_normal_", "normal_", "uniform_"):
-        setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
-
-
-def patch_torchtitan(order: dict[str, Any]) -> None:
-    """Mesh construction on real tensors, and pipeline stages with static shapes."""
-    from torchtitan.distributed import parallel_dims
-    from torchtitan.distributed import pipeline_parallel
-
-    dims = parallel_dims.ParallelDims
-    for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
-        setattr(dims, name, outside_fake(getattr(dims, name)))
-    mesh = torch.distributed.device_mesh.DeviceMesh
-    mesh._compute_coordinate_on_dim = outside_fake(mesh._compute_coordinate_on_dim)
-    original = pipeline_parallel.PipelineStage
-
-    def stage(module: Any, index: int, count: int, device: Any, *args: Any, **kwargs: Any) -> Any:
-        tokens = torch.empty((order["micro_batch"], order["seq_len"]), dtype=torch.int64, device="meta")
-        width = (order["micro_batch"], order["seq_len"] // order["tensor_parallel"], order["hidden"])
-        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[order["precision"]]
-        hidden = torch.empty(width, dtype=dtype, device="meta")
-        last = index == count - 1
-        kwargs |= {
-            "input_args": tokens if index == 0 else hidden.clone().requires_grad_(),
-            "output_args": hidden.clone().requires_grad_(),
-            "input_grads": None if index == 0 else hidden,
-            "output_grads": None if last else hidden,
-        }
-        return original(module, index, count, torch.device("cpu"), *args, **kwargs)
-
-    pipeline_parallel.PipelineStage = stage
-
-
-def _keep_attention_in_selective_checkpointing() -> None:
-    """SelectiveAC saves the output of CUDA's attention kernels; the CPU kernel of the same name is not on its list."""
-    from torchtitan.distributed import activation_checkpoint
-
-    original = activation_checkpoint._get_default_save_ops
-
-    def save_ops() -> set[Any]:
-        return original() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
-
-    activation_checkpoint._get_default_save_ops = save_ops
-
-
-def mark_accumulated_gradients(tracker: Tracker) -> None:
-    """Count FSDP's unsharded accumulated gradients (kept between micro-batches) as gradients."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-
-    original = FSDPParam.to_accumulated_grad_if_needed
-
-    def to_accumulated_grad_if_needed(parameter: Any) -> None:
-        original(parameter)
-        kept = parameter.unsharded_accumulated_grad
-        if kept is not None:
-            tracker.see(_local(kept), "gradients")
-
-    FSDPParam.to_accumulated_grad_if_needed = to_accumulated_grad_if_needed
 
 
 def load(order: dict[str, Any]) -> Any:
@@ -111,6 +28,9 @@ def load(order: dict[str, Any]) -> Any:
 
     loading.add_user_path(order["user_path"])
     config = loading.load_function(order["config_file"], order["config_function"])()
+    model = config.model_spec.model
+    if order["layers"] and order["layers"] < len(model.layers):
+        model.layers = list(model.layers)[: order["layers"]]
     cpu.adapt(config)
     tokens.use_synthetic_tokens(config, 0)
     if not order["real"]:
@@ -121,20 +41,27 @@ def load(order: dict[str, Any]) -> Any:
     config.metrics.enable_tensorboard = config.metrics.enable_wandb = False
     config.dump_folder = order["folder"]
     config.training.steps = 1000
+    # Graph capture does not go through fake tensors: the program runs eager, one compiled block is looked at apart.
+    config.compile.enable = config.compile.enable_async_tensor_parallel = order["real"] and config.compile.enable
     return config
 
 
-def one_step(trainer: Any) -> None:
-    """Forward, backward and optimizer of one step over fake batches of the real shapes."""
+def one_step(trainer: Any, passes: int) -> None:
+    """Forward, backward and optimizer of one step over fake batches of the real shapes.
+
+    Args:
+        trainer: torchtitan's trainer.
+        passes: micro-batches of a pipeline, or times gradients are accumulated without one.
+    """
     trainer.optimizers.zero_grad(set_to_none=True)
     config = trainer.config
     pipelined = trainer.parallel_dims.pp_enabled
     batch = config.parallelism.pipeline_parallel_microbatch_size if pipelined else config.training.local_batch_size
-    count = trainer.num_pipeline_parallel_microbatches
     valid = torch.tensor(1)
-    for _ in range(trainer.gradient_accumulation_steps):
+    rounds = trainer.gradient_accumulation_steps if pipelined else passes
+    for _ in range(rounds):
         inputs, labels = [], []
-        for _ in range(count):
+        for _ in range(passes if pipelined else 1):
             ids = torch.zeros((batch, config.training.seq_len), dtype=torch.int64)
             positions = torch.zeros((batch, config.training.seq_len), dtype=torch.int64)
             inputs.append({"input": ids, "positions": positions})
@@ -154,54 +81,73 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
 
     With ``real`` in the order the same is done on real tensors and a real process group, as the truth to check by.
     """
-    prepare(order)
+    real = order["real"]
     if order["gpu_kernels"]:
-        _keep_attention_in_selective_checkpointing()
-    if not order["real"]:
-        patch_torchtitan(order)
+        patches.keep_what_gpus_keep()
+    if not real:
+        patches.patch_torchtitan(order)
+    schedules = patches.Schedules()
     config = load(order)
-    tensors: Any = contextlib.nullcontext() if order["real"] else FakeTensorMode(allow_non_fake_inputs=True)
+    tensors: Any = contextlib.nullcontext() if real else QuickFakeMode(allow_non_fake_inputs=True)
     with tensors, Tracker() as tracker:
-        mark_accumulated_gradients(tracker)
+        patches.mark_accumulated_gradients(tracker)
         trainer = config.build()
+        pipelined = trainer.parallel_dims.pp_enabled
+        passes = trainer.num_pipeline_parallel_microbatches if pipelined else trainer.gradient_accumulation_steps
+        first = passes if real else warm_up(config.parallelism, passes)
+        whole = trainer.pp_schedule if pipelined else None
         tracker.phase = "activations"
-        one_step(trainer)
+        if first < passes and pipelined:
+            trainer.pp_schedule = schedules.of(first)
+        one_step(trainer, first)
+        if pipelined:
+            trainer.pp_schedule = whole
         parameters = [p for part in trainer.model_parts for p in part.parameters()]
         for parameter in parameters:
-            tracker.see(_local(parameter), "parameters")
+            tracker.see(local(parameter), "parameters")
         for optimizer in trainer.optimizers:
             for state in optimizer.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
-                        tracker.see(_local(value), "optimizer")
+                        tracker.see(local(value), "optimizer")
         trainer.optimizers.zero_grad(set_to_none=True)
         tracker.begin_step()
-        one_step(trainer)
+        one_step(trainer, passes)
         for parameter in parameters:
             if parameter.grad is not None:
-                tracker.see(_local(parameter.grad), "gradients")
+                tracker.see(local(parameter.grad), "gradients")
+    return facts_of(tracker)
+
+
+def block(order: dict[str, Any]) -> dict[str, Any]:
+    """What one block of the model keeps, eager and compiled."""
+    from trial_runner.dry_run.compiled import block_sets
+
+    config = load(order)
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[order["precision"]]
+    shape = (order["micro_batch"], order["seq_len"], order["hidden"])
+    return dict(block_sets(config.model_spec.model.layers[-1], shape, dtype))
+
+
+def facts_of(tracker: Tracker) -> dict[str, Any]:
+    """What the tracked step held, computed and sent, in plain values."""
     assert tracker.step is not None
     peak, kinds = peak_by_kind(tracker.step, tracker.storages)
     kinds["other"] = kinds.pop("setup", 0)
     return {
         "peak_allocated_bytes": peak,
         "by_kind_bytes": kinds,
+        "blocks_held": blocks_at_peak(tracker.step, tracker.attention),
         "flop": tracker.step.flop,
         "collectives": [
-            {"operation": name, "ranks": ranks, "count": count, "bytes": size}
-            for (name, ranks), (count, size) in sorted(tracker.step.collectives.items())
+            {"operation": name, "group": group, "ranks": ranks, "count": count, "bytes": size}
+            for (name, group, ranks), (count, size) in sorted(tracker.step.collectives.items())
         ],
     }
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    """The local shard of a distributed tensor; a plain tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def main() -> int:
-    """Print the facts, or the framework's own error."""
-    order = json.loads(sys.argv[1])
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """The facts of one rank, or the framework's own error."""
     os.environ |= {
         "RANK": str(order["rank"]),
         "LOCAL_RANK": "0",
@@ -211,21 +157,18 @@ def main() -> int:
         "MASTER_PORT": str(order["port"]),
     }
     started = time.perf_counter()
-    facts: dict[str, Any]
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            facts = {"valid": True, **run(order)}
+        facts: dict[str, Any] = {"valid": True, **(block(order) if order.get("block") else run(order))}
     except Exception as error:
-        facts = {
-            "valid": False,
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc()[-4000:],
-        }
+        text = f"{type(error).__name__}: {error}"
+        unknown = type(error).__module__ == "torch._subclasses.fake_tensor"
+        facts = {"valid": False, "error": text, "unknown": unknown, "traceback": traceback.format_exc()[-4000:]}
     facts["elapsed_s"] = time.perf_counter() - started
-    print(MARK + json.dumps(facts), flush=True)
-    return 0
+    return facts
 
 
-if __name__ == "__main__":
-    main()
-    os._exit(0)
+def write_answer(order: dict[str, Any], path: str) -> None:
+    """Answer an order into a file."""
+    text = json.dumps(answer(order))
+    with open(path, "w") as file:
+        file.write(text)

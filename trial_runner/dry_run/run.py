@@ -1,22 +1,20 @@
-"""Runs a dry run: one child process per pipeline rank, and what they say together."""
+"""Runs a dry run: one child per pipeline rank, forked from a warm process, and what they say together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-import json
-import os
 from pathlib import Path
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
 from search_space.candidate import Candidate
+from trial_runner.dry_run.session import Session
 from trial_runner.gang import free_port
 from trial_runner.recipe.base import BaseFunction
 from trial_runner.recipe.config_file import Recipe
@@ -44,7 +42,13 @@ class RankFacts:
     """Matrix products and attention, forward, backward and recompute."""
 
     collectives: list[dict[str, Any]] = field(default_factory=list)
-    """Each kind of collective: operation, ranks of its group, count, bytes."""
+    """Each kind of collective: operation, mesh dimension and ranks of its group, count, bytes."""
+
+    blocks_held: int = 0
+    """Blocks, one for each micro-batch, whose inner activations are held at the peak."""
+
+    compiled_saves_bytes: int = 0
+    """What compiled blocks keep less of them, already taken off the peak and its activations."""
 
     elapsed_s: float = 0.0
     """Time the child took, seconds."""
@@ -66,6 +70,18 @@ class DryRun:
     elapsed_s: float
     """Wall time, seconds."""
 
+    compiled: str | None = None
+    """What was done about compiled blocks; None for an eager candidate."""
+
+    unknown: bool = False
+    """Whether it failed for what fake tensors cannot do, which says nothing about the real program."""
+
+
+def with_layers(base: BaseFunction, layers: int) -> BaseFunction:
+    """The same model with its first ``layers`` layers only."""
+    shape = replace(base.shape, layers=layers, dense_layers=min(base.shape.dense_layers, layers))
+    return replace(base, shape=shape, num_params=shape.num_params)
+
 
 def dry_run(
     candidate: Candidate,
@@ -73,19 +89,21 @@ def dry_run(
     recipe: Recipe,
     pp_ranks: Sequence[int] | None = None,
     timeout_s: float = 600,
-    parallel: int = 1,
+    parallel: int = 2,
     gpu_kernels: bool = True,
+    session: Session | None = None,
 ) -> DryRun:
     """Run the candidate's real program on fake tensors.
 
     Args:
         candidate: the knobs.
-        base: the user's config function.
+        base: the user's config function; a shape of fewer layers (:func:`with_layers`) runs the first of them.
         recipe: sequence length, global batch, precision.
         pp_ranks: pipeline ranks to run; None for all.
         timeout_s: longest time of one rank, seconds.
-        parallel: children at once.
+        parallel: children at once, when the session is not given.
         gpu_kernels: keep for backward what CUDA kernels keep, not what CPU kernels keep.
+        session: a warm process to use; absent: one is started for this candidate.
 
     Raises:
         UserError: the candidate cannot be written as a config function.
@@ -93,11 +111,39 @@ def dry_run(
     ranks = list(range(candidate.pipeline_parallel)) if pp_ranks is None else list(pp_ranks)
     # The pipeline is the outermost dimension of torchtitan's device mesh.
     width = candidate.num_devices // candidate.pipeline_parallel
-    orders = [{"rank": rank * width, "real": False, "gpu_kernels": gpu_kernels, "port": 1} for rank in ranks]
-    return _run(candidate, base, recipe, ranks, orders, timeout_s, parallel)
+    orders = [{"rank": rank * width, "gpu_kernels": gpu_kernels, "port": 1} for rank in ranks]
+    with session_or(session, real=False, parallel=parallel) as used:
+        found = _run(candidate, base, recipe, ranks, orders, timeout_s, used)
+        if candidate.compile and found.valid:
+            found = _compiled(found, candidate, base, recipe, timeout_s, used)
+        return found
 
 
-def truth(candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: float = 300) -> DryRun:
+def _compiled(
+    found: DryRun, candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: float, session: Session
+) -> DryRun:
+    """Take off what compiled blocks keep less than eager ones, by the saved set of one block."""
+    if candidate.tensor_parallel > 1 or candidate.activation_checkpoint not in ("none", "full"):
+        why = "tensor-parallel ranks" if candidate.tensor_parallel > 1 else "this activation checkpointing"
+        return replace(found, compiled=f"eager figures: the compiled saved set is not known with {why}")
+    facts = _outcomes(candidate, base, recipe, [{"rank": 0, "block": True, "port": 1}], timeout_s, session)[0]
+    if not facts["valid"]:
+        return replace(found, compiled=f"eager figures: one block could not be partitioned ({facts['error']})")
+    less = facts["eager_bytes"] - facts["compiled_bytes"]
+    ranks = []
+    for rank in found.ranks:
+        saves = rank.blocks_held * less
+        kinds = rank.by_kind_bytes | {"activations": rank.by_kind_bytes["activations"] - saves}
+        peak = rank.peak_allocated_bytes - saves
+        ranks.append(replace(rank, peak_allocated_bytes=peak, by_kind_bytes=kinds, compiled_saves_bytes=saves))
+    eager, compiled = facts["eager_bytes"] / 2**30, facts["compiled_bytes"] / 2**30
+    text = f"one compiled block keeps {compiled:.3f} GiB by the AOT partitioner, an eager one {eager:.3f}"
+    return replace(found, ranks=ranks, compiled=text)
+
+
+def truth(
+    candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: float = 300, session: Session | None = None
+) -> DryRun:
     """Train the same two steps for real, on CPU ranks with gloo, counted by the same tracker: what a dry run of the
     CPU's kernels must agree with.
 
@@ -106,17 +152,24 @@ def truth(candidate: Candidate, base: BaseFunction, recipe: Recipe, timeout_s: f
         base: the user's config function.
         recipe: sequence length, global batch, precision.
         timeout_s: longest time of one rank, seconds.
+        session: a warm process of real tensors with as many slots as ranks; absent: one is started.
 
     Returns:
         Facts of the first rank of each pipeline rank.
     """
     world = candidate.num_devices
     port = free_port()
-    orders = [{"rank": rank, "real": True, "gpu_kernels": False, "port": port} for rank in range(world)]
+    orders = [{"rank": rank, "gpu_kernels": False, "port": port} for rank in range(world)]
     width = world // candidate.pipeline_parallel
-    found = _run(candidate, base, recipe, list(range(world)), orders, timeout_s, world)
+    with session_or(session, real=True, parallel=world) as used:
+        found = _run(candidate, base, recipe, list(range(world)), orders, timeout_s, used)
     firsts = [replace(facts, pp_rank=facts.pp_rank // width) for facts in found.ranks if facts.pp_rank % width == 0]
     return replace(found, ranks=firsts)
+
+
+def session_or(session: Session | None, *, real: bool, parallel: int) -> AbstractContextManager[Session]:
+    """The given session, left open; or a new one that closes."""
+    return nullcontext(session) if session is not None else Session(real=real, parallel=parallel)
 
 
 def _run(
@@ -126,11 +179,41 @@ def _run(
     names: list[int],
     orders: list[dict[str, Any]],
     timeout_s: float,
-    parallel: int,
+    session: Session,
 ) -> DryRun:
     """Run one child per order; ``names`` are what their facts are filed under."""
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tune-dry-run-") as scratch:
+    outcomes = _outcomes(candidate, base, recipe, orders, timeout_s, session)
+    error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
+    facts = [
+        RankFacts(
+            pp_rank=name,
+            peak_allocated_bytes=outcome["peak_allocated_bytes"],
+            by_kind_bytes={kind: outcome["by_kind_bytes"].get(kind, 0) for kind in KINDS},
+            flop=outcome["flop"],
+            collectives=outcome["collectives"],
+            blocks_held=outcome["blocks_held"],
+            elapsed_s=outcome["elapsed_s"],
+        )
+        for name, outcome in zip(names, outcomes)
+        if outcome["valid"]
+    ]
+    failed = [outcome for outcome in outcomes if not outcome["valid"]]
+    unknown = bool(failed) and all(outcome.get("unknown", True) for outcome in failed)
+    elapsed = time.perf_counter() - started
+    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=elapsed, unknown=unknown)
+
+
+def _outcomes(
+    candidate: Candidate,
+    base: BaseFunction,
+    recipe: Recipe,
+    orders: list[dict[str, Any]],
+    timeout_s: float,
+    session: Session,
+) -> list[dict[str, Any]]:
+    """What each child had to say."""
+    with tempfile.TemporaryDirectory(prefix="candidate-", dir=session.folder) as scratch:
         config_file = Path(scratch) / "dry_run_config.py"
         config_file.write_text(render(candidate, base, recipe, function="dry_run", header="dry run"))
         common = {
@@ -143,37 +226,9 @@ def _run(
             "seq_len": recipe.seq_len,
             "tensor_parallel": candidate.tensor_parallel,
             "hidden": base.shape.hidden,
+            "layers": base.shape.layers,
             "precision": recipe.precision,
+            "timeout_s": timeout_s,
         }
-        with ThreadPoolExecutor(parallel) as pool:
-            outcomes = list(pool.map(lambda order: _child(common | order, timeout_s), orders))
-    error = next((outcome["error"] for outcome in outcomes if not outcome["valid"]), None)
-    facts = [
-        RankFacts(
-            pp_rank=name,
-            peak_allocated_bytes=outcome["peak_allocated_bytes"],
-            by_kind_bytes={kind: outcome["by_kind_bytes"].get(kind, 0) for kind in KINDS},
-            flop=outcome["flop"],
-            collectives=outcome["collectives"],
-            elapsed_s=outcome["elapsed_s"],
-        )
-        for name, outcome in zip(names, outcomes)
-        if outcome["valid"]
-    ]
-    return DryRun(valid=error is None, error=error, ranks=facts, elapsed_s=time.perf_counter() - started)
-
-
-def _child(order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    from trial_runner.dry_run.child import MARK
-
-    command = [sys.executable, "-P", "-m", "trial_runner.dry_run.child", json.dumps(order)]
-    env = {key: value for key, value in os.environ.items()} | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=order["folder"])
-    except subprocess.TimeoutExpired:
-        return {"valid": False, "error": f"the dry run of rank {order['rank']} took more than {timeout_s:.0f} s"}
-    line = next((line for line in done.stdout.splitlines() if line.startswith(MARK)), None)
-    if line is None:
-        return {"valid": False, "error": done.stderr.strip()[-2000:] or f"the child left with code {done.returncode}"}
-    facts: dict[str, Any] = json.loads(line[len(MARK) :])
-    return facts
+        futures = [session.submit(common | order) for order in orders]
+        return [future.result() for future in futures]

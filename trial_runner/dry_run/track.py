@@ -10,10 +10,13 @@ from typing import Any
 import weakref
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from trial_runner.dry_run.fake import DEVICE
 
 
 @dataclass
@@ -40,8 +43,8 @@ class StepTrack:
     flop: float = 0.0
     """FLOP of matrix products and attention, forward and backward."""
 
-    collectives: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(operation, ranks in its group) → [count, bytes that this rank puts in and takes out]."""
+    collectives: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
+    """(operation, mesh dimension, ranks in its group) → [count, bytes that this rank puts in and takes out]."""
 
 
 class Tracker(TorchDispatchMode):
@@ -59,7 +62,12 @@ class Tracker(TorchDispatchMode):
         self._next = 0
         self.phase = "setup"
         self.step: StepTrack | None = None
+        self.attention: set[int] = set()
         self._resize: Callable[..., Any] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __enter__(self) -> Tracker:
         self._resize = torch.UntypedStorage.resize_
@@ -89,14 +97,20 @@ class Tracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run one operation and count what it made, computed and sent."""
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if any(issubclass(kind, DTensor) for kind in types):
             # Distributed tensors go first, so that what is seen here are operations on local shards.
             return NotImplemented
         keywords = kwargs or {}
         out = func(*args, **keywords)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
-                self._see(leaf.untyped_storage())
+        if type(out) is FakeTensor:
+            if out.fake_device.type != "meta":
+                self._see(out.untyped_storage())
+        else:
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
+                    self._see(leaf.untyped_storage())
         if self.step is not None:
             self._count(func, args, keywords, out)
         return out
@@ -144,7 +158,11 @@ class Tracker(TorchDispatchMode):
         packet = func._overloadpacket if hasattr(func, "_overloadpacket") else None
         if packet in flop_registry:
             self.step.flop += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif packet in _GROUPED:
+            self.step.flop += _grouped_flop(args)
         elif packet in _CPU_ATTENTION:
+            if isinstance(out, tuple) and len(out) == 2:
+                self.attention.add(self._see(out[0].untyped_storage()))
             self.step.flop += _attention_flop(packet, args)
         elif func.namespace in ("c10d", "_c10d_functional") and not func.__name__.lstrip("_").startswith(
             ("wait", "wrap")
@@ -154,7 +172,8 @@ class Tracker(TorchDispatchMode):
                 for leaf in tree_leaves((args, kwargs))
                 if isinstance(leaf, torch.Tensor)
             )
-            row = self.step.collectives.setdefault((func.__name__.split(".")[0].strip("_"), _ranks(args)), [0, 0])
+            key = (func.__name__.split(".")[0].strip("_"), *_group(args))
+            row = self.step.collectives.setdefault(key, [0, 0])
             row[0] += 1
             row[1] += size
 
@@ -166,6 +185,17 @@ _CPU_ATTENTION = {
 """Matrix products of size s·s·d per head: two forward, five backward (scores are computed again)."""
 
 
+_GROUPED = (torch.ops.aten._grouped_mm,)
+"""Products of experts; PyTorch has no FLOP formula for them."""
+
+
+def _grouped_flop(args: tuple[Any, ...]) -> float:
+    """FLOP of products [rows, depth] × [experts, depth, width] by groups of rows, or of their weight gradients
+    [depth, rows] × [rows, width]: every row goes through one expert."""
+    left, right = args[0], args[1]
+    return 2.0 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
 def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:
     query = args[1] if packet.__name__.endswith("backward") else args[0]
     key = args[2] if packet.__name__.endswith("backward") else args[1]
@@ -173,21 +203,38 @@ def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:
     return _CPU_ATTENTION[packet] * 2.0 * batch * heads * length * key.shape[2] * width
 
 
-def _ranks(args: tuple[Any, ...]) -> int:
-    """Ranks of the process group that a collective runs over; 0 when it does not say."""
+def _group(args: tuple[Any, ...]) -> tuple[str, int]:
+    """What the process group of a collective calls itself (a mesh dimension such as ``tp``), and its ranks.
+
+    ``("", 0)`` when the call does not say.
+    """
     for value in args:
+        found = None
         if isinstance(value, torch.ScriptObject):
             try:
-                return int(torch.distributed.ProcessGroup.unbox(value).size())
+                found = torch.distributed.ProcessGroup.unbox(value)
             except (RuntimeError, AttributeError):
                 continue
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-            return value
-    return 0
+        elif isinstance(value, str) and value not in _REDUCTIONS:
+            try:
+                found = torch.distributed.distributed_c10d._resolve_process_group(value)
+            except (RuntimeError, LookupError):
+                continue
+        if found is not None:
+            return str(found.group_desc).removeprefix("mesh_"), int(found.size())
+    return "", 0
 
 
-def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:
-    """Largest sum of storages alive during a step, and what they held at that moment, bytes."""
+_REDUCTIONS = ("sum", "avg", "max", "min", "product")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """The local shard of a distributed tensor; a plain tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _at_peak(track: StepTrack) -> tuple[int, dict[int, int]]:
+    """Largest sum of storages alive during a step, and the size of each at that moment, bytes."""
     now = sum(track.start.values())
     best, best_at = now, 0
     for position, (_, change) in enumerate(track.changes, start=1):
@@ -197,6 +244,18 @@ def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, d
     sizes = dict(track.start)
     for number, change in track.changes[:best_at]:
         sizes[number] = sizes.get(number, 0) + change
+    return best, sizes
+
+
+def blocks_at_peak(track: StepTrack, attention: set[int]) -> int:
+    """Block-micro-batches whose attention output is held at the peak."""
+    _, sizes = _at_peak(track)
+    return sum(sizes.get(number, 0) > 0 for number in attention)
+
+
+def peak_by_kind(track: StepTrack, storages: dict[int, Storage]) -> tuple[int, dict[str, int]]:
+    """Largest sum of storages alive during a step, and what they held at that moment, bytes."""
+    best, sizes = _at_peak(track)
     kinds: dict[str, int] = defaultdict(int)
     for number, size in sizes.items():
         kinds[storages[number].kind] += size

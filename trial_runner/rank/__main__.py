@@ -40,6 +40,7 @@ def main() -> int:
             "module": type(error).__module__,
             "text": str(error)[:4000],
             "traceback": traceback.format_exc()[-8000:],
+            "device_used_share": _device_used_share(spec.device),
         }
         path = rank_error(Path(spec.folder), rank)
         scratch = path.with_suffix(".writing")
@@ -92,6 +93,19 @@ def prepare(config: Any, spec: TrialSpec) -> None:
     config.metrics.enable_tensorboard = False
     config.metrics.enable_wandb = False
     config.metrics.disable_color_printing = True
+
+
+def _device_used_share(device: str) -> float | None:
+    """Share of the device's memory in use, whoever holds it; None on a CPU or when the device no longer answers."""
+    if device != "gpu":
+        return None
+    try:
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+    except Exception:
+        return None
+    return float(1 - free / total)
 
 
 def _leave(code: int) -> None:

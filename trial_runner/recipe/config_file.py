@@ -11,6 +11,7 @@ from search_space.candidate import Candidate
 from search_space.errors import UserError
 from search_space.stages import stage_modules
 from trial_runner.recipe.base import BaseFunction
+from trial_runner.recipe.parallelize_code import extra_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,14 @@ def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function
         header: docstring of the file: study, trial, versions, evidence.
 
     Raises:
-        UserError: the global batch does not divide, or the candidate asks for a knob that has no place in a
-            torchtitan config.
+        UserError: the global batch does not divide, or the function has float8 layers that the candidate has not.
     """
     knobs, imports = _knob_lines(candidate, base, recipe)
     imports[base.module] = f"{base.function} as base"
-    import_lines = [f"from {module} import {name}" for module, name in sorted(imports.items())]
+    extra = extra_code(candidate, microbatches(candidate, recipe))
+    from_imports = sorted({f"from {module} import {name}" for module, name in imports.items()})
+    import_lines = [line for line in extra.imports if "torch" not in line]
+    import_lines += [line for line in extra.imports if "torch" in line and line not in from_imports] + from_imports
     precision = {"bf16": "bfloat16", "fp32": "float32"}[recipe.precision]
     recipe_lines = [
         f"config.training.seq_len = {recipe.seq_len}",
@@ -80,11 +83,22 @@ def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function
         *recipe_lines,
         "# knobs",
         *knobs,
+        *extra.lines,
         "return config",
     ]
     doc = '"""' + header.strip().replace("\\", "\\\\").replace('"""', "'''") + '\n"""'
     return "\n".join(
-        [doc, "", *import_lines, "", "", f"def {function}():", textwrap.indent("\n".join(body), "    "), ""]
+        [
+            doc,
+            "",
+            *import_lines,
+            "",
+            "",
+            *([extra.code, ""] if extra.code else []),
+            f"def {function}():",
+            textwrap.indent("\n".join(body), "    "),
+            "",
+        ]
     )
 
 
@@ -125,17 +139,13 @@ def _knob_lines(candidate: Candidate, base: BaseFunction, recipe: Recipe) -> tup
         lines.append('config.compile.components = ["model", "loss"]')
     if candidate.loss_chunks != base.knobs.get("loss_chunks", candidate.loss_chunks):
         lines.append(f"config.loss.num_chunks = {candidate.loss_chunks}")
-    unsupported = {
-        "float8": candidate.float8,
-        "fsdp_bucket": candidate.fsdp_bucket != 1,
-        "accumulate_without_sync": candidate.accumulate_without_sync,
-        "forward_prefetch": candidate.forward_prefetch != 0,
-        "first_n": candidate.activation_checkpoint == "first_n",
-    }
-    asked = [name for name, wanted in unsupported.items() if wanted]
-    if asked:
-        raise UserError(
-            f"knob {', '.join(asked)}: this version plans with it but cannot run it; leave it out of [search]"
+    if base.knobs.get("float8") and not candidate.float8:
+        raise UserError(f"{base.function} converts its layers to float8 itself; float8 = off needs a function without")
+    if candidate.float8 and not base.knobs.get("float8"):
+        imports["torchtitan.components.quantization"] = "Float8LinearConverter"
+        lines.append(
+            f"Float8LinearConverter.Config(model_compile_enabled={candidate.compile}).build()"
+            ".convert(config.model_spec.model)"
         )
     return lines, imports
 

@@ -73,10 +73,18 @@ def read_knobs(config: Any, warnings: list[str]) -> dict[str, Any]:
         "compile": config.compile.enable,
         "async_tp": config.compile.enable_async_tensor_parallel,
         "loss_chunks": getattr(config.loss, "num_chunks", 1),
+        "float8": any("Float8" in type(part).__qualname__ for part in _parts(config.model_spec.model)),
     }
     if knobs["activation_checkpoint"] == "memory_budget":
         knobs["memory_budget"] = ac.memory_budget
     return knobs
+
+
+def _parts(model: Any) -> list[Any]:
+    """Configs of the model's linear layers."""
+    from torchtitan.models.common.linear import Linear
+
+    return [part for _, part, _, _ in model.traverse(Linear.Config)]
 
 
 def read_shape(config: Any, warnings: list[str]) -> tuple[ModelShape, int]:

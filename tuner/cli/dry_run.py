@@ -15,6 +15,7 @@ from search_space.job import Job
 
 
 if TYPE_CHECKING:
+    from search_space.setting import Setting
     from trial_runner.dry_run import DryRun
 
 
@@ -23,7 +24,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("dry-run", help="one candidate's real program on fake tensors")
     parser.add_argument("job", metavar="JOB.toml", help="job file; the model must be a torchtitan function")
     parser.add_argument("--candidate", metavar="K=V,…", help="knobs, such as tp=8,pp=4,b=1")
-    parser.add_argument("--ranks", choices=("all", "worst"), default="all", help="pipeline ranks (worst: the first)")
+    parser.add_argument(
+        "--ranks",
+        choices=("all", "worst"),
+        default="all",
+        help="pipeline ranks (worst: by the ledger)",
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -53,15 +59,17 @@ def run(args: argparse.Namespace) -> int:
     setting = setting_from_job(job, shape=base.shape)
     candidate = choose_candidate(job, args.candidate, setting.num_devices)
     recipe = Recipe(seq_len=setting.seq_len, global_batch_seqs=setting.global_batch_seqs, precision=setting.precision)
-    ranks = [0] if args.ranks == "worst" else None
+    ranks = [worst_rank(candidate, setting)] if args.ranks == "worst" else None
     if not args.json:
         print(f"dry run of {candidate.label()} at {candidate.num_devices} ranks …", file=sys.stderr)
     # Checked against CPU ranks, the dry run must keep for backward what CPU kernels keep.
     found = dry_run(candidate, base, recipe, ranks, parallel=2, gpu_kernels=not args.check)
-    facts = {
+    facts: dict[str, Any] = {
         "candidate": candidate.to_json(),
         "valid": found.valid,
         "error": found.error,
+        "unknown": found.unknown,
+        "compiled": found.compiled,
         "ranks": [
             {
                 "pp_rank": rank.pp_rank,
@@ -74,6 +82,12 @@ def run(args: argparse.Namespace) -> int:
         ],
         "elapsed_s": found.elapsed_s,
     }
+    if found.valid and not setting.on_cpu:
+        from tuner.referee.allowance import allowances
+        from tuner.referee.allowance import SOURCES
+
+        sizes = [rank.peak_allocated_bytes for rank in found.ranks]
+        facts["allowance"] = {"ranks": allowances(candidate, setting, sizes), "sources": SOURCES}
     if args.check and found.valid:
         facts["check"] = compare_with_truth(found, truth(candidate, base, recipe))
     if args.json:
@@ -105,6 +119,16 @@ def compare_with_truth(computed: DryRun, trained: DryRun) -> dict[str, Any]:
         ],
         "elapsed_s": trained.elapsed_s,
     }
+
+
+def worst_rank(candidate: Candidate, setting: Setting) -> int:
+    """The pipeline rank that the ledger expects to hold most memory."""
+    import numpy as np
+
+    from pruning.ledger.prices import price
+    from search_space.pool import Pool
+
+    return int(np.nanargmax(price(Pool.from_candidates([candidate]), setting).memory_by_rank_bytes[0]))
 
 
 def choose_candidate(job: Job, text: str | None, num_devices: int) -> Candidate:
@@ -139,7 +163,8 @@ def _show(facts: dict[str, Any]) -> None:
 
     console = make_console()
     if not facts["valid"]:
-        console.print(f"refused by the framework: {facts['error']}", markup=False)
+        who = "the dry run cannot tell" if facts["unknown"] else "refused by the framework"
+        console.print(f"{who}: {facts['error']}", markup=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     kinds = list(facts["ranks"][0]["by_kind_gib"])
@@ -149,6 +174,18 @@ def _show(facts: dict[str, Any]) -> None:
         cells = [f"{rank['by_kind_gib'][kind]:.3f}" for kind in kinds]
         table.add_row(str(rank["pp_rank"]), f"{rank['peak_allocated_gib']:.3f}", *cells, f"{rank['flop']:.4g}")
     console.print(table)
+    if facts["compiled"]:
+        console.print(f"compiled: {facts['compiled']}", markup=False)
+    if "allowance" in facts:
+        for shown, row in zip(facts["ranks"], facts["allowance"]["ranks"]):
+            low, high = row["reserved_gib_interval"]
+            console.print(
+                f"rank {shown['pp_rank']}: reserved {row['reserved_gib']:.1f} GiB [{low:.1f}, {high:.1f}] with the "
+                f"allocator's {row['allocator_gib']:.1f} and workspaces of {row['workspaces_gib']:.2f}; "
+                f"device {row['device_gib']:.1f} with context {row['context_gib']:.1f} and communicators "
+                f"{row['communicators_gib']:.1f}",
+                markup=False,
+            )
     for rank in facts.get("check", {}).get("ranks", []):
         console.print(
             f"rank {rank['pp_rank']} trained for real: {rank['trained_peak_allocated_gib']:.3f} GiB "
@@ -157,7 +194,6 @@ def _show(facts: dict[str, Any]) -> None:
             markup=False,
         )
     console.print(
-        f"eager, two steps, {facts['elapsed_s']:.0f} s; allocated bytes only: not the allocator's rounding, "
-        "communicator buffers, CUDA context and kernel workspaces",
+        f"two steps of the eager program in {facts['elapsed_s']:.0f} s; the table shows allocated bytes",
         markup=False,
     )

@@ -20,6 +20,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB.toml", help="job file; absent: torchtitan's llama3 debug model")
     parser.add_argument("--study", help="name or folder of the new study (default: model and time)")
     parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="try out placement, budget and records: ranks hold devices and report predictions, nothing is trained",
+    )
+    parser.add_argument(
         "--from",
         dest="sources",
         nargs="+",
@@ -92,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
     job = with_options(job, args)
+    if args.rehearse:
+        job = job.model_copy(update={"measure": job.measure.model_copy(update={"rehearse": True})})
     model = job.model.torchtitan or job.model.name or "model"
     sources = [find_folder(name) for name in args.sources]
     folder = new_folder(args.study, model.split(":")[-1])

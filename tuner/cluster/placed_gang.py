@@ -48,13 +48,19 @@ class GangEnd:
     """How a gang ended."""
 
     ended: str
-    """``done``, ``failed``, ``timeout``, ``stopped``, ``killed`` or ``node_lost``."""
+    """``done``, ``failed``, ``timeout``, ``stopped``, ``killed``, ``node_lost`` or ``dirty_device``."""
 
     exit_codes: dict[int, int | None] = field(default_factory=dict)
     """Exit code by rank."""
 
     exit_unix_s: dict[int, float] = field(default_factory=dict)
     """When each rank ended."""
+
+    host_oom_kills: int = 0
+    """Processes that the kernels of its nodes killed for memory meanwhile."""
+
+    text: str = ""
+    """What an agent said, where there was nothing to watch."""
 
 
 class PlacedGang:
@@ -171,8 +177,8 @@ class PlacedGang:
         self._last_poll.pop(node, None)
         try:
             self._known[node] = ray.get(reference)
-        except ray.exceptions.RayError:
-            self._known[node] = {"ended": "killed"}
+        except ray.exceptions.RayError as error:
+            self._known[node] = {"ended": "killed", "text": f"{type(error).__name__}: {error}"}
         return self._known[node]
 
     def _end(self, why: str, states: list[dict[str, Any]]) -> GangEnd:
@@ -180,6 +186,8 @@ class PlacedGang:
         for state in states:
             end.exit_codes |= state.get("exit_codes", {})
             end.exit_unix_s |= state.get("exit_unix_s", {})
+            end.host_oom_kills += state.get("host_oom_kills", 0)
+            end.text = end.text or state.get("text", "")
         return end
 
     def release(self) -> None:

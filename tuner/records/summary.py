@@ -51,6 +51,9 @@ class Summary:
     spent_device_s: float = 0.0
     """Device-seconds charged, lost trials up to their last heartbeat."""
 
+    probe_device_s: float = 0.0
+    """What of it the probe at the start took."""
+
     baseline: int | None = None
     """Number of the baseline trial."""
 
@@ -93,6 +96,7 @@ class Summary:
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
             "given_back_device_s": round(self.given_back_device_s, 3),
+            "probe_device_s": round(self.probe_device_s, 3),
             **self.counts,
             "near_misses": self.near_misses,
         }
@@ -144,6 +148,9 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.spent_device_s += event["device_s"]
         if event.get("role") == "baseline":
             summary.baseline = event["number"]
+    elif kind == "probe":
+        summary.spent_device_s += event["device_s"]
+        summary.probe_device_s += event["device_s"]
     elif kind == "winner":
         summary.winner, summary.comparison = event["number"], event.get("comparison")
     elif kind == "commit":

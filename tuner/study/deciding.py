@@ -17,6 +17,10 @@ from tuner.budget import Meter
 from tuner.study.asking import Asker
 from tuner.study.contrasts import design
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import CANNOT_WIN
+from tuner.study.lessons import Lesson
+from tuner.study.lessons import Lessons
+from tuner.study.lessons import TRANSIENT
 from tuner.study.moves import Diagnosis
 
 
@@ -24,25 +28,8 @@ SLACK = 2.0
 """A trial is killed at this many times its worst case, where the budget has room for it: a bound learned on a quiet
 machine must not throw away a trial on a busy one."""
 
-TRANSIENT = ("interrupted", "no_devices", "driver_lost")
-"""Failure classes that say nothing about the candidate: it may be asked again."""
-
-MACHINE = (
-    "rank_killed",
-    "agent_lost",
-    "node_lost",
-    "start_failed",
-    "rendezvous",
-    "peer_lost",
-    "collective_timeout",
-)
-"""Failure classes that speak of the machine (preemption, a network fault): the candidate is put back once."""
-
 OPTIMISM = 3.0
 """Standard deviations below its prediction at which a candidate must still lose before the search gives up on it."""
-
-CANNOT_WIN = "cannot_win"
-"""Failure class of a trial that was stopped as a loser; its step time is known."""
 
 EXHAUSTED = "every feasible candidate was measured"
 HOPELESS = "no candidate left can beat the best one, even at its optimistic end"
@@ -74,16 +61,20 @@ class Decider:
         knowledge: the ledger's side.
         meter: the budget.
         devices: devices that a trial holds.
+        lessons: what earlier failures meant; None starts without any.
     """
 
-    def __init__(self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int) -> None:
+    def __init__(
+        self, asker: Asker, knowledge: Knowledge, meter: Meter, devices: int, lessons: Lessons | None = None
+    ) -> None:
         self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
-        self._put_back: set[str] = set()
+        self._lessons = lessons or Lessons(knowledge.pool, knowledge.setting)
+        self._again: list[Candidate] = []
+        self._stop = ""
         self._best_s = float("inf")
 
     def remember(self, records: Sequence[dict[str, Any]]) -> None:
-        """Take in earlier sessions: candidates put back after a fault of the machine, the best, the diagnoses."""
-        self._put_back |= {_key(record) for record in records if _class(record) in MACHINE}
+        """Take in earlier sessions: the best, the diagnoses."""
         for record in records:
             if record["state"] == "measured":
                 self._best_s = min(self._best_s, record["step_time_s"])
@@ -104,7 +95,12 @@ class Decider:
             incumbent_high_s: upper end of the best step time's interval; None never gives up on the pool.
         """
         knowledge, asker = self._knowledge, self._asker
+        if self._stop:
+            return self._stop
         knowledge.wall_limit_s = float("inf")
+        again = self._retry(limit)
+        if again is not None:
+            return again
         if not asker.left:
             return EXHAUSTED if idle else ""
         if idle and incumbent_high_s is not None and self.nothing_can_win(incumbent_high_s):
@@ -120,6 +116,17 @@ class Decider:
             trial=trial,
             move=knowledge.raised.get(knowledge.position(candidate)),
         )
+
+    def _retry(self, limit: float) -> Proposal | None:
+        """The candidate that a failure from outside ended, once more, if it still fits."""
+        while self._again:
+            candidate = self._again.pop(0)
+            worst = self._devices * self._knowledge.worst_s(candidate)
+            if worst <= self.left(limit) and self._knowledge.feasible[self._knowledge.position(candidate)]:
+                trial, candidate = self._asker.ask(candidate)
+                allowance = min(SLACK * worst, self.left(limit))
+                return Proposal(candidate=candidate, allowance_device_s=allowance, trial=trial)
+        return None
 
     def contrast(self, limit: float, ratio_left: float, centre: Candidate) -> Proposal | None:
         """The next designed contrast that fits in what is left of the ratio arm; None when none does.
@@ -163,45 +170,36 @@ class Decider:
         knowledge.observe(observation)
         return knowledge.coefficients
 
-    def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> None:
-        """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again."""
+    def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> Lesson:
+        """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again.
+
+        Returns:
+            What a failure means for the rest of the study; empty for a measured trial.
+        """
+        lesson = self._lessons.take(record)
+        self._stop = self._stop or lesson.stop
         asker, knowledge = self._asker, self._knowledge
         if timed(record):
             asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
-            return
-        kind, key = _class(record), _key(record)
-        if kind in TRANSIENT or (kind in MACHINE and key not in self._put_back):
-            if kind in MACHINE:
-                self._put_back.add(key)
-            asker.tell_interrupted(trial)
-            return
+            return lesson
+        kind = record["failure"]["class"]
         candidate = Candidate.from_json(record["candidate"])
+        if lesson.again:
+            asker.tell_interrupted(trial)
+            if kind not in TRANSIENT and record.get("role") != "baseline":
+                self._again.append(candidate)
+            return lesson
         step_s = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
         asker.tell_failed(trial, step_s, kind)
-        knowledge.refuse(candidate, kind)
+        knowledge.block(candidate)
+        if lesson.held is not None:
+            knowledge.hold(lesson.held)
+        return lesson
 
 
 def _class(record: dict[str, Any]) -> str:
     """Failure class of a record; empty when it did not fail."""
     return str((record.get("failure") or {}).get("class", ""))
-
-
-def _key(record: dict[str, Any]) -> str:
-    return Candidate.from_json(record["candidate"]).key()
-
-
-def blocked_by(records: Sequence[dict[str, Any]]) -> list[tuple[Candidate, str]]:
-    """Candidates that may never be proposed again, and why: failed by themselves, or twice by the machine's fault."""
-    faults: dict[str, int] = {}
-    blocked = {}
-    for record in records:
-        kind, key = _class(record), _key(record)
-        if record["state"] != "failed" or kind in TRANSIENT:
-            continue
-        faults[key] = faults.get(key, 0) + 1
-        if kind not in MACHINE or faults[key] > 1:
-            blocked[key] = (Candidate.from_json(record["candidate"]), kind)
-    return list(blocked.values())
 
 
 def timed(record: dict[str, Any]) -> bool:
@@ -211,7 +209,7 @@ def timed(record: dict[str, Any]) -> bool:
 
 def observation_of(record: dict[str, Any]) -> Observation | None:
     """What a trial's record teaches the ledger; None when it teaches nothing."""
-    candidate = Candidate.from_json(record["candidate"])
+    candidate = Candidate.from_json(record.get("effective_candidate") or record["candidate"])
     if timed(record):
         peak = record["peak_reserved_gib"]
         return Observation(

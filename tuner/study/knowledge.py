@@ -22,8 +22,6 @@ from pruning.ledger.prices import Z90
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from search_space.pool import Pool
-from search_space.rules import judge
-from search_space.rules import RISKS
 from search_space.sampler import Carried
 from search_space.sampler import Prior
 from search_space.setting import Setting
@@ -37,9 +35,6 @@ from tuner.study.moves import RAISE
 
 MEMORY_SIGMA = 0.08
 """Log standard deviation of the error of predicted peaks that a pool shares, beyond its coefficients' own."""
-
-INVALID = ("framework_invalid", "compile_error")
-"""Failure classes that say the framework refuses a combination: a validity rule that was not in the table."""
 
 OWN_MEMORY_SIGMA = 0.06
 """The same of each candidate's own error."""
@@ -114,6 +109,12 @@ class Knowledge:
         self.raised: dict[int, Diagnosis] = {}
         """Candidates that breakdowns of measured trials speak for."""
 
+    def start_from(self, coefficients: Coefficients) -> None:
+        """Take other coefficients as the start of all calibration: those that a probe observed."""
+        self._start = coefficients
+        self.coefficients = calibrate(coefficients, self.setting, self.observations)
+        self.assessment = assess(self.pool, self.setting, self.coefficients)
+
     @property
     def feasible(self) -> np.ndarray:
         """Candidates that the ledger and the trials so far leave standing, shape (n,)."""
@@ -145,26 +146,9 @@ class Knowledge:
         """Never propose this candidate again."""
         self._blocked[self.position(candidate)] = True
 
-    def refuse(self, candidate: Candidate, kind: str) -> list[str]:
-        """Never propose a candidate that failed by itself; where the framework refused it, none of its known risk.
-
-        Args:
-            candidate: what failed.
-            kind: failure class.
-
-        Returns:
-            Codes of the risks whose candidates were all refused with it.
-        """
-        self.block(candidate)
-        if kind not in INVALID:
-            return []
-        broken = judge(Pool.from_candidates([candidate]), self.setting, RISKS)
-        codes = [rule.code for rule, row in zip(broken.rules, broken.violations) if row[0]]
-        found = judge(self.pool, self.setting, RISKS)
-        for rule, row in zip(found.rules, found.violations):
-            if rule.code in codes:
-                self._blocked |= row
-        return codes
+    def hold(self, candidates: np.ndarray) -> None:
+        """Never propose these candidates, shape (n,) of bool: they would fail as one of their like did."""
+        self._blocked |= candidates
 
     def step_high_s(self, candidate: Candidate) -> float:
         """Upper bound of a candidate's step time, seconds; a measured one counts with a half more."""
@@ -172,6 +156,12 @@ class Knowledge:
             if observation.candidate == candidate and observation.step_time_s:
                 return 1.5 * observation.step_time_s
         return float(self.assessment.prices.step_time_high_s[self.position(candidate)])
+
+    def first_step_s(self, candidate: Candidate) -> float:
+        """Bound of the time from placement to the end of the first step, seconds; none before a start-up was seen."""
+        if not self.costs.seen_s[candidate.compile]:
+            return float("inf")
+        return self.costs.startup_s(candidate.compile) + 3 * self.step_high_s(candidate)
 
     def worst_s(self, candidate: Candidate) -> float:
         """Worst-case wall time of a candidate's trial, seconds."""

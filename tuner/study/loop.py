@@ -19,15 +19,19 @@ from tuner.budget import Meter
 from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
+from tuner.evidence.sanity import unsound
 from tuner.records.journal import Journal
+from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 from tuner.study.asking import Asker
 from tuner.study.deciding import Decider
-from tuner.study.deciding import MACHINE
 from tuner.study.deciding import SLACK
-from tuner.study.deciding import TRANSIENT
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lessons
+from tuner.study.lessons import retried
+from tuner.study.lessons import TRANSIENT
 from tuner.study.moves import Diagnosis
+from tuner.study.oracle import Oracle
 from tuner.study.plan import StudyPlan
 from tuner.study.trial import TrialRun
 
@@ -37,9 +41,6 @@ POLL_S = 0.2
 
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
-
-RETRIED = (*TRANSIENT, *MACHINE, "timeout")
-"""Failure classes after which the baseline is tried again: they speak of the machine, not of the configuration."""
 
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
@@ -58,6 +59,7 @@ class StudyState:
     meter: Meter
     asker: Asker
     knowledge: Knowledge
+    lessons: Lessons
     listeners: list[Listener] = field(default_factory=list)
     trials: list[dict[str, Any]] = field(default_factory=list)
     """Records of finished trials, earlier sessions included."""
@@ -90,9 +92,19 @@ class StudyState:
         return next((trial for trial in self.measured if trial["role"] == "baseline"), None)
 
     @property
+    def transport(self) -> str | None:
+        """Network that the first measured trial's collectives used, where its ranks said so."""
+        return next((trial["transport"] for trial in self.measured if trial.get("transport")), None)
+
+    @property
     def best(self) -> dict[str, Any] | None:
-        """The fastest measured trial of the search, the baseline counted."""
-        searched = [trial for trial in self.measured if trial["role"] != "confirm"]
+        """The fastest measured trial of the search that may win, the baseline counted."""
+        baseline = self.baseline
+        searched = [
+            trial
+            for trial in self.measured
+            if trial["role"] == "baseline" or (trial["role"] != "confirm" and not unsound(trial, baseline))
+        ]
         return min(searched, key=lambda trial: trial["step_time_s"], default=None)
 
 
@@ -108,10 +120,14 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
-        self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices)
+        self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
         self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
+        self.oracle = Oracle(state.plan)
+        for event in read_journal(state.folder.journal):
+            if event["event"] == "dry_run":
+                self.oracle.remember(event)
         self.reason = ""
 
     def search(self, limit: float) -> str:
@@ -168,8 +184,23 @@ class Loop:
         if isinstance(proposed, str):
             self.reason = proposed
             return False
+        if self._refused(proposed.trial, proposed.candidate):
+            return True
         allowance = self._bounded(proposed.allowance_device_s)
         self._launch(proposed.candidate, "search", allowance, proposed.trial, proposed.move)
+        return True
+
+    def _refused(self, trial: optuna.Trial, candidate: Candidate) -> bool:
+        """Whether the framework refuses a proposed candidate on fake tensors; then it is told and never placed."""
+        state, knowledge = self.state, self.state.knowledge
+        facts = self.oracle.ask(candidate)
+        if facts is not None:
+            state.emit("dry_run", **facts)
+        if not self.oracle.refuses(candidate):
+            return False
+        step = float(knowledge.assessment.prices.step_time_s[knowledge.position(candidate)])
+        state.asker.tell_failed(trial, step, "refused_by_framework")
+        knowledge.block(candidate)
         return True
 
     def _start_contrast(self, limit: float) -> bool:
@@ -200,7 +231,7 @@ class Loop:
         state = self.state
         failed = [trial for trial in state.trials if trial["role"] == "baseline" and trial["state"] == "failed"]
         here = [trial for trial in failed if trial["number"] >= state.first_number]
-        final = [trial for trial in failed if trial["failure"]["class"] not in RETRIED]
+        final = [trial for trial in failed if not retried(trial["failure"]["class"])]
         if final or len(here) >= BASELINE_TRIES:
             failure = (final or here)[-1]["failure"]
             self.reason = f"the baseline failed ({failure['class']}: {failure['text'][:300]})"
@@ -241,11 +272,19 @@ class Loop:
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
         run.move = move.to_json() if move is not None else None
+        predicted = state.knowledge.predicted(candidate)
+        run.predicted_step_s = float(str(predicted["step_time_s"]))
         state.meter.reserve(str(number), allowance)
         state.tell({"event": "trial_queued", "number": number, "role": role, "label": candidate.label()})
         self._running[number] = (run, asked)
         try:
-            placed = run.place(self._session, self.shape, allowance / self.shape.devices, self._waiting(number))
+            placed = run.place(
+                self._session,
+                self.shape,
+                allowance / self.shape.devices,
+                self._waiting(number),
+                SLACK * state.knowledge.first_step_s(candidate),
+            )
         except UserError as error:
             self._finish(number, Failure(kind="not_runnable", rank=None, text=str(error)))
             return number
@@ -266,7 +305,7 @@ class Loop:
             label=candidate.label(),
             devices=self.shape.devices,
             allowance_device_s=round(allowance, 1),
-            predicted=state.knowledge.predicted(candidate),
+            predicted=predicted,
             move=run.move,
         )
         return number
@@ -290,7 +329,7 @@ class Loop:
                 end = GangEnd("stopped")
             if end is not None:
                 run.release()
-                self._finish(number, run.result(end))
+                self._finish(number, run.result(end, self.state.transport))
         if self._running and time.monotonic() - self._heartbeat > HEARTBEAT_S:
             self._heartbeat = time.monotonic()
             spending = {number: round(run.device_s, 2) for number, (run, _) in self._running.items()}
@@ -324,8 +363,11 @@ class Loop:
         coefficients = self._decider.learn(record)
         if coefficients is not None:
             state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
-        if asked is not None:
-            self._decider.answer(asked, record)
+        if asked is None:
+            return
+        lesson = self._decider.answer(asked, record)
+        if lesson.num_held:
+            state.emit("held", number=number, count=lesson.num_held, reason=lesson.reason)
 
 
 def _counts(record: dict[str, Any]) -> bool:

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import Candidate
 from search_space.enumerate import enumerate_pool
 from search_space.errors import UserError
+from search_space.hardware import detect_hardware
 from search_space.hardware import find_hardware
 from search_space.hardware import GIB
 from search_space.hardware import Hardware
@@ -66,6 +66,11 @@ class StudyPlan:
 
     notes: tuple[str, ...] = ()
     """What the user should know before the first trial."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether ranks only pretend to train; nothing that comes of it is a measurement."""
+        return self.job.measure.rehearse
 
     @property
     def recipe(self) -> Recipe:
@@ -134,7 +139,6 @@ def make_plan(job: Job, peak_flops: float | None = None, workdir: str | None = N
     # The loss stays as the user's function computes it unless the job lists other chunk counts.
     knobs.setdefault("loss_chunks", (baseline.loss_chunks,))
     pool = enumerate_pool(setting, knobs, job.search.allow_numeric_changes)
-    _refuse_unrunnable(pool, job)
     where = workdir or base.user_path or str(Path.cwd())
     return StudyPlan(job, base, setting, _with(pool, baseline), baseline, device, threads, where, tuple(notes))
 
@@ -185,16 +189,13 @@ def _detected(names: list[str]) -> str:
         UserError: the driver's name is none of the table's.
     """
     first = names[0] if names else ""
-    plain = first.upper().replace(" ", "-")
-    for name in sorted(TABLE, key=len, reverse=True):
-        if name != "cpu" and all(part in plain for part in name.upper().split("-")):
-            return name
-    for name in TABLE:
-        if name != "cpu" and name.upper().split("-")[0] in plain:
-            return name
-    raise UserError(
-        f"cluster: GPU {first!r} is not in the hardware table; set cluster.gpu to one of {', '.join(TABLE)}"
-    )
+    found = detect_hardware(first)
+    if found is None:
+        raise UserError(
+            f"cluster: GPU {first!r} is not in the hardware table, so its peak is unknown; set cluster.gpu to one of "
+            f"{', '.join(TABLE)}, or cluster.peak_tflops and hbm_gib"
+        )
+    return found
 
 
 def _baseline(job: Job, base: BaseFunction, num_devices: int) -> Candidate:
@@ -255,28 +256,6 @@ def _fit_micro_batch(baseline: Candidate, setting: Setting) -> Candidate:
         )
     fitting = max(b for b in range(1, per_replica + 1) if per_replica % b == 0 and b <= baseline.micro_batch)
     return replace(baseline, micro_batch=fitting)
-
-
-def _refuse_unrunnable(pool: Pool, job: Job) -> None:
-    """Refuse a search over knobs that this version plans with but cannot run.
-
-    Raises:
-        UserError: some candidates of the pool have no place in a torchtitan config.
-    """
-    kinds = pool["activation_checkpoint"]
-    asked = {
-        "float8": pool["float8"].any(),
-        "fsdp_bucket": (pool["fsdp_bucket"] != 1).any(),
-        "accumulate_without_sync": pool["accumulate_without_sync"].any(),
-        "forward_prefetch": (pool["forward_prefetch"] != 0).any(),
-        "activation_checkpoint = first_n": (kinds == ACTIVATION_CHECKPOINT.index("first_n")).any(),
-    }
-    names = [name for name, wanted in asked.items() if wanted]
-    if names:
-        hint = " (allow_numeric_changes brings float8 in)" if job.search.allow_numeric_changes else ""
-        raise UserError(
-            f"search: {', '.join(names)} can be planned but not run by this version; leave it out of [search]{hint}"
-        )
 
 
 def _with(pool: Pool, baseline: Candidate) -> Pool:

@@ -22,6 +22,7 @@ from tuner.budget import Meter
 from tuner.cluster.session import join
 from tuner.evidence.commit import check_commit_target
 from tuner.evidence.commit import commit_winner
+from tuner.probing.start import probe_at_start
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
@@ -31,9 +32,9 @@ from tuner.study.asking import Asker
 from tuner.study.confirm import choose_winner
 from tuner.study.confirm import confirm
 from tuner.study.costs import CostModel
-from tuner.study.deciding import blocked_by
 from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
+from tuner.study.lessons import Lessons
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
 from tuner.study.loop import StudyState
@@ -121,6 +122,7 @@ def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -
         "global_batch_seqs": plan.setting.global_batch_seqs,
         "precision": plan.setting.precision,
         "steps": job.measure.steps,
+        "rehearsal": plan.rehearsal,
         "warmup_steps": job.measure.warmup_steps,
         "versions": versions(),
         "git_head": head_of(Path.cwd()),
@@ -219,6 +221,7 @@ def run_study(
             _interruptible(state),
         ):
             state.emit("ray", dashboard=session.dashboard_url, local=session.local)
+            probe_at_start(state, session)
             loop = Loop(state, session, options.share_nodes)
             share = plan.job.budget.confirm_share
             reason = loop.search(options.budget_device_s * (1 - share))
@@ -262,7 +265,8 @@ def _open_state(
     asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
     meter = Meter(options.budget_device_s, before.spent_device_s)
     numbers = [trial["number"] for trial in before.trials] + list(before.running)
-    state = StudyState(plan, folder, journal, meter, asker, knowledge, listeners, list(before.trials))
+    lessons = Lessons(plan.pool, plan.setting)
+    state = StudyState(plan, folder, journal, meter, asker, knowledge, lessons, listeners, list(before.trials))
     state.next_number = state.first_number = max(numbers, default=-1) + 1
     for record in before.trials:
         if record["state"] == "measured" and not record.get("saved_device_s"):
@@ -272,9 +276,11 @@ def _open_state(
         knowledge.observe(observation)
     asker.free_running()
     asker.adopt(before.trials)
-    for candidate, kind in blocked_by(before.trials):
+    blocked, held = lessons.blocked_by(before.trials)
+    knowledge.hold(held)
+    for candidate in blocked:
         if plan.pool.position(candidate) is not None:
-            knowledge.refuse(candidate, kind)
+            knowledge.block(candidate)
     return state
 
 
@@ -289,6 +295,9 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
     baseline = state.baseline
     assert baseline is not None
     state.emit("winner", number=winner["number"], label=winner["label"], comparison=comparison.to_json())
+    if state.plan.rehearsal:
+        state.emit("warning", text="a rehearsal measures nothing, so its winner is not committed")
+        return DONE, _end(state, reason)
     target = Path(options.commit_to).expanduser() if options.commit_to else state.folder.repository
     try:
         done = commit_winner(

@@ -14,30 +14,30 @@ from typing import Any
 from pruning.racing import stand
 from pruning.racing import Standing
 from search_space.candidate import Candidate
-from search_space.errors import UserError
-from search_space.flop import flop_per_token
-from search_space.flop import recompute_flop_per_token
 from search_space.hardware import GIB
-from trial_runner.breakdown import break_down
-from trial_runner.breakdown import Breakdown
-from trial_runner.breakdown import PARTS
-from trial_runner.breakdown.ideal import ideal_by_rank
-from trial_runner.clocks import read_clocks
+from trial_runner.effective import effective
+from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
+from trial_runner.failure import failure_class
 from trial_runner.failure import find_failure
+from trial_runner.failure import hung
 from trial_runner.failure import log_tail
+from trial_runner.failure import named
+from trial_runner.failure import silent_failure
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
 from trial_runner.measure import Measurement
 from trial_runner.measure import phases
 from trial_runner.measure import read_records
 from trial_runner.measure import StepWatch
+from trial_runner.peak_check import peaks_disagree
 from trial_runner.recipe.config_file import function_name
 from trial_runner.recipe.config_file import render
-from trial_runner.spec import node_clocks
 from trial_runner.spec import rank_steps
 from trial_runner.spec import rank_trace
 from trial_runner.spec import TrialSpec
+from trial_runner.transport import degraded
+from trial_runner.transport import trial_transport
 from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.placed_gang import PlacedGang
@@ -46,7 +46,10 @@ from tuner.records.layout import StudyFolder
 from tuner.records.spending import split
 from tuner.repository import head_of
 from tuner.study.costs import TRACE_STEPS
-from tuner.study.deciding import CANNOT_WIN
+from tuner.study.facts import breakdown_of
+from tuner.study.facts import recompute_share
+from tuner.study.facts import throttled
+from tuner.study.lessons import CANNOT_WIN
 from tuner.study.moves import hopeless_part
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
@@ -57,6 +60,10 @@ PLACEMENT_TIMEOUT_S = 120.0
 
 LOOK_S = 1.0
 """Between looks at a running trial's steps, seconds."""
+
+
+LISTEN_S = 2.0
+"""Between looks for a gang that fell silent, seconds."""
 
 
 class TrialRun:
@@ -77,6 +84,10 @@ class TrialRun:
         self._study = folder.name
         self._gang: PlacedGang | None = None
         self.allowance_s = 0.0
+        self.first_step_s = float("inf")
+        self.predicted_step_s = 0.0
+        """What a rehearsal reports, seconds."""
+        self._listened = 0.0
         self.move: dict[str, Any] | None = None
         """The diagnosis that spoke for the candidate."""
         self.early: Standing | None = None
@@ -86,7 +97,12 @@ class TrialRun:
         self._placed_unix = 0.0
 
     def place(
-        self, session: ClusterSession, shape: GangShape, allowance_s: float, interrupted: Callable[[], bool]
+        self,
+        session: ClusterSession,
+        shape: GangShape,
+        allowance_s: float,
+        interrupted: Callable[[], bool],
+        first_step_s: float = float("inf"),
     ) -> bool:
         """Reserve the gang's devices and start its ranks.
 
@@ -95,6 +111,7 @@ class TrialRun:
             shape: nodes, ranks, devices held.
             allowance_s: wall seconds from placement after which the trial is killed.
             interrupted: asked while waiting for devices.
+            first_step_s: wall seconds from placement within which the first step must end.
 
         Returns:
             Whether the devices were had.
@@ -104,7 +121,7 @@ class TrialRun:
         """
         spec = self._write_order(shape)
         self._gang = PlacedGang(session, shape, spec, self.name)
-        self.allowance_s = allowance_s
+        self.allowance_s, self.first_step_s = allowance_s, first_step_s
         if not self._gang.wait_placed(PLACEMENT_TIMEOUT_S, interrupted):
             return False
         self._placed_unix = time.time()
@@ -147,14 +164,16 @@ class TrialRun:
             device=plan.device,
             warmup_steps=measure_section.warmup_steps,
             steps=measure_section.steps,
-            trace=measure_section.trace,
+            trace=measure_section.trace and not plan.rehearsal,
             seed=plan.job.recipe.seed,
             data=plan.job.recipe.data,
             user_path=plan.base.user_path,
             workdir=plan.workdir,
             threads=plan.threads,
             env=env,
+            program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={
+                "predicted_step_s": self.predicted_step_s,
                 "argv": sys.argv,
                 "versions": versions(),
                 "candidate": self.candidate.to_json(),
@@ -170,6 +189,11 @@ class TrialRun:
         end = self._gang.poll()
         if end is None and self.wall_s > self.allowance_s - KILL_GRACE_S / 2:
             return GangEnd("timeout")
+        if end is None and time.monotonic() - self._listened > LISTEN_S:
+            self._listened = time.monotonic()
+            left = self.first_step_s - self.wall_s
+            silent = hung(self.folder, self.candidate.num_devices, time.time(), self.plan.device, left)
+            return GangEnd(silent) if silent else None
         return end
 
     def race(self, incumbent_high_s: float | None) -> bool:
@@ -216,8 +240,13 @@ class TrialRun:
         if self._gang is not None:
             self._gang.release()
 
-    def result(self, end: GangEnd) -> Measurement | Failure:
-        """What came of the trial, after its gang ended."""
+    def result(self, end: GangEnd, usual_transport: str | None = None) -> Measurement | Failure:
+        """What came of the trial, after its gang ended.
+
+        Args:
+            end: how the gang ended.
+            usual_transport: network that the study's other trials used, where they said so.
+        """
         setting, job = self.plan.setting, self.plan.job
         world = self.candidate.num_devices
         if end.ended == "done" or self.early is not None:
@@ -229,13 +258,31 @@ class TrialRun:
                 recompute_flop_share=recompute_share(self.candidate, self.plan),
                 min_steps=job.measure.steps if self.early is None else 1,
             )
+            transport = trial_transport(self.folder, world)
+            if degraded(transport, usual_transport):
+                text = f"collectives ran over {transport}, those of the study's other trials over {usual_transport}"
+                return self._failure("environment_degraded", text)
             if found is not None:
                 return found
             text = "every rank left with success, but steps are missing from the records"
             return Failure(kind="unknown", rank=None, text=text, log_tail=log_tail(self.folder, 0))
         if end.ended == "node_lost":
-            return Failure(kind="node_lost", rank=None, text="a node of the gang stopped answering")
-        return find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s)
+            return self._failure("node_lost", "a node of the gang stopped answering")
+        if end.ended == "dirty_device":
+            return self._failure("dirty_device", end.text)
+        if end.ended in ("hang", "hang_first_step"):
+            return silent_failure(end.ended, self.folder, world)
+        failure = find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s, end.host_oom_kills)
+        if end.ended == "killed" and end.text and failure.kind in ("agent_lost", "unknown"):
+            # Ray's words for a dead actor list every possible cause; only what names one is believed.
+            told = named(end.text, "", None)
+            if told.kind in ("preempted", "host_out_of_memory", "disk_full", "shared_memory"):
+                return told
+            return self._failure(failure.kind, f"{failure.text}: {end.text[:500]}")
+        return failure
+
+    def _failure(self, kind: str, text: str) -> Failure:
+        return Failure(kind=kind, rank=None, text=text, advice=failure_class(kind).advice)
 
     def record(self, outcome: Measurement | Failure, predicted: dict[str, object]) -> dict[str, Any]:
         """The trial as its record, with the keys of the command-line contract."""
@@ -265,9 +312,15 @@ class TrialRun:
             facts |= {"state": "stopped" if stopped else "failed", "failure": outcome.to_json()}
             return facts | {"by_kind_s": split(facts["device_s"], facts["wall_s"], "failed")}
         measured = asdict(outcome)
+        inactive = inactive_features(self.candidate, self.folder)
+        ran = effective(self.candidate, inactive)
+        flags = (*outcome.flags, *(f"{name}_not_active" for name in inactive))
+        setting = self.plan.setting
+        if not setting.on_cpu and peaks_disagree(log_tail(self.folder, 0), setting.hardware.peak(setting.precision)):
+            flags = (*flags, "peak_disagrees")
         if self.early is not None:
             facts |= self._ended_early(self.early, facts)
-        broken_down = self._breakdown(facts["traces"], outcome.step_time_s)
+        broken_down = breakdown_of(self.plan, self.candidate, self.folder, facts["traces"], outcome.step_time_s)
         return (
             facts
             | {"by_kind_s": self._by_kind(facts), "hopeless_part": hopeless_part(broken_down)}
@@ -286,19 +339,13 @@ class TrialRun:
                 "loss_first": outcome.loss[0] if outcome.loss else None,
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
-                "flags": [*outcome.flags, *self._throttled()],
+                "flags": [*flags, *throttled(self.folder)],
+                "leak_bytes_per_step": outcome.leak_bytes_per_step,
+                "effective_candidate": ran.to_json() if ran != self.candidate else None,
+                "transport": trial_transport(self.folder, self.candidate.num_devices),
                 "gc_pct": outcome.gc_pct,
             }
         )
-
-    def _throttled(self) -> list[str]:
-        """``throttled`` where a device of the first node ran below its clocks for a reason other than idling."""
-        path = node_clocks(self.folder, 0)
-        try:
-            samples = read_clocks(path) if path.exists() else []
-        except UserError:
-            return []
-        return ["throttled"] if any(sample.throttle for sample in samples) else []
 
     def _ended_early(self, standing: Standing, facts: dict[str, Any]) -> dict[str, Any]:
         """State, reason and saved device-seconds of a trial that was ended before its last step."""
@@ -331,58 +378,3 @@ class TrialRun:
             profile_s=found.profile,
             cleanup_s=cleanup,
         )
-
-    def _breakdown(self, traces: list[str], step_s: float) -> dict[str, Any]:
-        """The traced step in seven parts, the mean over the traced ranks; empty without a readable trace."""
-        if not traces:
-            return {}
-        setting = self.plan.setting
-        clocks = node_clocks(self.folder, 0)
-        try:
-            found = break_down(
-                [Path(trace) for trace in traces],
-                ideal_by_rank_s=ideal_by_rank(setting, self.candidate),
-                measured_step_s=step_s,
-                peak_flops=setting.hardware.peak(setting.precision),
-                clocks=read_clocks(clocks) if clocks.exists() else None,
-            )
-        except UserError as error:
-            return {"breakdown": None, "breakdown_error": str(error)}
-        return {"breakdown": mean_over_ranks(found)}
-
-
-def mean_over_ranks(found: Breakdown) -> dict[str, Any] | None:
-    """One step as the mean over its ranks: still useful + parts + unexplained = step; None without a step."""
-    steps = found.steps
-    if not steps:
-        return None
-    count = len(steps)
-    return {
-        "step_s": sum(step.step_s for step in steps) / count,
-        "useful_s": sum(step.useful_s for step in steps) / count,
-        "parts_s": {part: sum(step.parts_s[part] for step in steps) / count for part in PARTS},
-        "unexplained_s": sum(step.unexplained_s for step in steps) / count,
-        "coverage_pct": min(step.coverage_pct for step in steps),
-        "ranks": count,
-        "warnings": list(found.warnings),
-    }
-
-
-def recompute_share(candidate: Candidate, plan: StudyPlan) -> float:
-    """FLOP that activation checkpointing runs again, as a share of the model FLOP.
-
-    Full runs each block's forward again. Selective by operator (torchtitan 0.3.0's SelectiveAC) runs every second
-    product of a block again, the output and the up projection, and saves attention. For a memory budget the
-    partitioner decides; the square of the share given up is the ledger's account of it.
-    """
-    shape, seq_len = plan.setting.shape, plan.setting.seq_len
-    whole = recompute_flop_per_token(shape, seq_len) / flop_per_token(shape, seq_len)
-    match candidate.activation_checkpoint:
-        case "full":
-            return whole
-        case "memory_budget":
-            return whole * (1 - candidate.memory_budget) ** 2
-        case "selective":
-            again = shape.layers * shape.hidden * (shape.value_width + shape.feed_forward_width)
-            return 2.0 * again / flop_per_token(shape, seq_len)
-    return 0.0

@@ -1,0 +1,146 @@
+"""Public reports about schedulers, each as a test named after its case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import resource
+from typing import Any
+
+import numpy as np
+import pytest
+
+from search_space.enumerate import enumerate_pool
+from search_space.errors import JobError
+from search_space.errors import UserError
+from search_space.hardware import find_hardware
+from search_space.job import MeasureSection
+from search_space.job_file import parse_job
+from search_space.model import ModelShape
+from search_space.setting import Setting
+from trial_runner.failure import failure_class
+from trial_runner.failure import named
+from trial_runner.spec import TrialSpec
+from tuner.budget import Meter
+from tuner.cluster.placed_gang import GangShape
+from tuner.cluster.placed_gang import PlacedGang
+from tuner.study.costs import CostModel
+from tuner.study.knowledge import Knowledge
+
+
+class Session:
+    """Stands for a joined cluster whose gangs hold plain slots."""
+
+    resource = "tune_slot"
+
+
+@pytest.fixture(scope="module")
+def two_slots() -> Iterator[Any]:
+    """A local Ray with two slots and without a dashboard."""
+    import ray
+
+    ray.init(num_cpus=2, resources={"tune_slot": 2}, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def order(folder: Any) -> TrialSpec:
+    return TrialSpec(
+        study="s", trial=0, folder=str(folder), config_file="c", config_function="f", world_size=1, device="cpu",
+        warmup_steps=1, steps=1,
+    )  # fmt: skip
+
+
+def gang(session: Any, devices: int, folder: Any) -> PlacedGang:
+    shape = GangShape(nodes=1, ranks_per_node=devices, held_per_node=devices)
+    return PlacedGang(session, shape, order(folder), f"gang of {devices}")
+
+
+def test_RAY_02_a_hundred_requests_one_after_the_other_complete(two_slots: Any, tmp_path: Any) -> None:
+    for _ in range(100):
+        one = gang(Session(), 1, tmp_path)
+        assert one.wait_placed(20)
+        one.release()
+
+
+def test_RAY_03_a_gang_that_fits_does_not_wait_for_one_that_does_not(two_slots: Any, tmp_path: Any) -> None:
+    large = gang(Session(), 3, tmp_path)
+    small = gang(Session(), 1, tmp_path)
+    asked: list[PlacedGang] = []
+
+    def give_up() -> bool:
+        # While the large one waits, the small one is looked at, placed, and ends the wait.
+        if small.wait_placed(5):
+            asked.append(small)
+        return bool(asked)
+
+    assert not large.wait_placed(60, give_up)
+    assert asked and small.placed_at is not None
+    small.release()
+    large.release()
+
+
+def test_RAY_04_a_gang_larger_than_the_cluster_is_refused_with_numbers() -> None:
+    from tuner.study.loop import _fit
+
+    class Node:
+        def __init__(self, devices: int) -> None:
+            self.address, self.devices = "10.0.0.1", devices
+
+    class Cluster:
+        def nodes(self) -> list[Node]:
+            return [Node(8), Node(8)]
+
+    plan: Any = type("Plan", (), {})()
+    plan.setting = Setting(
+        shape=ModelShape(layers=8, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=2048),
+        hardware=find_hardware("H100-SXM"), devices_per_node=8, nodes=4, seq_len=512, global_batch_seqs=64,
+    )  # fmt: skip
+    cluster: Any = Cluster()
+    with pytest.raises(UserError, match=r"needs 4 node.*Ray has 2"):
+        _fit(plan, cluster, False)
+
+
+def test_RAY_12_the_second_trial_does_not_start_when_only_one_fits() -> None:
+    hour = 3600.0
+    meter = Meter(40 * hour, 37.6 * hour)
+    meter.reserve("a", 2.4 * hour)
+    assert not meter.fits(2.4 * hour)
+    meter.settle("a", 2.4 * hour)
+    assert meter.spent == pytest.approx(40 * hour)
+
+
+def test_RAY_13_gpu_hours_are_devices_times_hours_and_do_not_depend_on_parallelism() -> None:
+    meter = Meter(10 * 3600.0)
+    for name in ("a", "b"):
+        meter.reserve(name, 8 * 1800.0)
+    for name in ("a", "b"):
+        meter.settle(name, 8 * 1800.0)
+    assert meter.spent / 3600 == pytest.approx(8.0)
+
+
+def test_RAY_15_refused_candidates_are_numbers_not_actors() -> None:
+    setting = Setting(
+        shape=ModelShape(layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocab=128256),
+        hardware=find_hardware("H100-SXM"), devices_per_node=8, nodes=16, seq_len=8192, global_batch_seqs=128,
+    )  # fmt: skip
+    pool = enumerate_pool(setting)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    knowledge = Knowledge(pool, setting, CostModel("gpu", MeasureSection()))
+    refused = int((~knowledge.assessment.feasible).sum())
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert refused > 2000 and grown_mib < 200
+    assert isinstance(knowledge.assessment.feasible, np.ndarray)
+
+
+def test_RAY_16_devices_are_whole() -> None:
+    text = '[model]\ntorchtitan = "llama3:llama3_8b"\n[cluster]\ngpu = "H200"\ngpus_per_node = 0.5\n'
+    with pytest.raises(JobError, match="gpus_per_node"):
+        parse_job(text)
+
+
+def test_RAY_17_preemption_is_held_against_nobody() -> None:
+    text = "ActorDiedError: The actor died because its node has died. Node was preempted (SpotInstance)"
+    failure = named(text, "", None)
+    assert failure.kind == "preempted"
+    kind = failure_class(failure.kind)
+    assert kind.teaches == "nothing" and kind.retries == 2

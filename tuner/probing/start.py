@@ -1,0 +1,64 @@
+"""The probe at the start of a study: once per node, short, charged to the budget, and the ledger learns from it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pruning.coefficients import Coefficients
+from pruning.coefficients import prior
+from pruning.probed import with_probe
+from search_space.errors import UserError
+from tuner.cluster.session import ClusterSession
+from tuner.probing.node import probe
+from tuner.probing.node import probed_of
+from tuner.records.journal import read_journal
+from tuner.study.loop import StudyState
+
+
+SECONDS = {"cpu": 2.0, "gpu": 20.0}
+"""How long a study's probe measures, seconds."""
+
+ALLOWANCE_S = 60.0
+"""Wall time that must be left in the budget beside it, for its start-up."""
+
+
+def probe_at_start(state: StudyState, session: ClusterSession) -> None:
+    """Probe this machine, unless an earlier session did, the job does not want it, or the budget is too small.
+
+    Only a node that the tuner itself stands on is measured: nodes of a cluster that it joined are probed there, with
+    ``tune probe``. A probe that fails is a warning, not the end of a study.
+    """
+    earlier = [event for event in read_journal(state.folder.journal) if event["event"] == "probe"]
+    if earlier:
+        state.knowledge.start_from(Coefficients.from_json(earlier[-1]["coefficients"]))
+        return
+    plan = state.plan
+    devices, seconds = plan.setting.devices_per_node, SECONDS[plan.device]
+    worst = devices * (seconds + ALLOWANCE_S)
+    # A probe is worth a twentieth of what is left, not more.
+    if not plan.job.measure.probe or not session.local or devices * seconds > 0.05 * state.meter.left:
+        return
+    if not state.meter.fits(worst):
+        return
+    state.meter.reserve("probe", worst)
+    began = time.perf_counter()
+    facts: dict[str, Any] = {}
+    try:
+        figures = probe(plan.setting, plan.device, devices, seconds)
+        coefficients = with_probe(prior(plan.setting), plan.setting, probed_of(figures))
+        facts = {"figures": figures.to_json(), "coefficients": coefficients.to_json()}
+    except UserError as error:
+        state.emit("warning", text=f"the probe failed, the shipped priors stay: {error}")
+    charged = devices * (time.perf_counter() - began)
+    state.meter.settle("probe", charged)
+    if not facts:
+        return
+    state.emit("probe", device_s=round(charged, 3), suspects=figures.suspects, **facts)
+    state.knowledge.start_from(coefficients)
+    for suspect in figures.suspects:
+        state.emit(
+            "warning",
+            text=f"device {suspect['rank']} lags in {suspect['what']}: {suspect['value']:.3g}, the node's median is "
+            f"{suspect['median']:.3g}",
+        )
