@@ -159,7 +159,7 @@ class PretendedRun(trial_module.TrialRun):
 def make_plan(knobs: dict[str, Any] | None = None, **sections: dict[str, Any]) -> StudyPlan:
     """A plan of two CPU slots; ``sections`` change the job's."""
     shape = ModelShape(name="toy", layers=6, hidden=256, heads=16, kv_heads=16, ffn=768, vocab=2048)
-    hardware = find_hardware("cpu").override(peak_flops={"fp32": 5e10}, memory_bytes=8 * GIB)
+    hardware = find_hardware("cpu").override(peak_flops={"fp32": 2e11}, memory_bytes=8 * GIB)
     setting = Setting(
         shape=shape,
         hardware=hardware,
@@ -169,7 +169,7 @@ def make_plan(knobs: dict[str, Any] | None = None, **sections: dict[str, Any]) -
         global_batch_seqs=8,
         precision="fp32",
     )
-    measure = {"steps": 20, "warmup_steps": 3, "trace": False, **sections.pop("measure", {})}
+    measure = {"steps": 20, "warmup_steps": 3, "trace": False, "probe": False, **sections.pop("measure", {})}
     base = BaseFunction(
         module="m", function="f", user_path=None, shape=shape, num_params=1, seq_len=128, local_batch=1, global_batch=8
     )

@@ -112,7 +112,7 @@ def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, lef
     learned: list[Any] = []
     state: Any = SimpleNamespace(
         plan=plan,
-        folder=SimpleNamespace(journal=tmp_path / "journal.jsonl"),
+        folder=SimpleNamespace(journal=tmp_path / "journal.jsonl", transfer=tmp_path / "transfer.json"),
         meter=Meter(left),
         knowledge=SimpleNamespace(start_from=learned.append),
         emit=journal.write,

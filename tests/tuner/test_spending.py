@@ -15,6 +15,7 @@ from tests.tuner.pretend import Behaviour
 from tests.tuner.pretend import make_plan
 from tests.tuner.pretend import run
 from tuner.cli import main
+from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.spending import idle_wall_s
 from tuner.records.spending import KINDS
@@ -59,6 +60,18 @@ def test_idle_is_wall_time_of_sessions_without_a_trial() -> None:
     ]
     events = [{"event": kind, "unix_s": at, **facts} for at, kind, facts in lines]
     assert idle_wall_s(events) == 7 + 3 + 5 + 2
+
+
+def test_the_probe_at_the_start_is_accounted_for(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path / "s")
+    folder.root.mkdir()
+    folder.facts.write_text("{}")
+    journal = Journal(folder.journal)
+    journal.write("session", budget_device_s=100.0)
+    journal.write("probe", device_s=12.5, suspects=[], figures={}, coefficients={})
+    journal.close()
+    document = spending(folder)
+    assert document["spent_device_s"] == 12.5 == document["by_kind_s"]["probe"]
 
 
 def world(candidate: Candidate, number: int) -> Behaviour:

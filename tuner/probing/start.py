@@ -14,6 +14,7 @@ from tuner.probing.node import probe
 from tuner.probing.node import probed_of
 from tuner.records.journal import read_journal
 from tuner.study.loop import StudyState
+from tuner.study.transfer import read_transfer
 
 
 SECONDS = {"cpu": 2.0, "gpu": 20.0}
@@ -46,7 +47,8 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
     facts: dict[str, Any] = {}
     try:
         figures = probe(plan.setting, plan.device, devices, seconds)
-        coefficients = with_probe(prior(plan.setting), plan.setting, probed_of(figures))
+        carried, _, _ = read_transfer(state.folder, plan.setting)
+        coefficients = with_probe(carried or prior(plan.setting), plan.setting, probed_of(figures))
         facts = {"figures": figures.to_json(), "coefficients": coefficients.to_json()}
     except UserError as error:
         state.emit("warning", text=f"the probe failed, the shipped priors stay: {error}")

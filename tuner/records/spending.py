@@ -11,7 +11,7 @@ from tuner.records.summary import summarise
 
 
 KINDS = ("startup", "compile", "warmup", "measured", "profile", "failed", "stopped_early", "cleanup")
-"""Kinds of spending, in the order of a trial."""
+"""Kinds of a trial's spending, in its order; a study has ``probe`` beside them."""
 
 
 def split(
@@ -62,6 +62,7 @@ def spending(folder: StudyFolder) -> dict[str, Any]:
     running = sum(trial["device_s"] for trial in summary.running.values())
     # What runs, or was lost with the tuner, has no result yet.
     by_kind["failed"] += running
+    by_kind["probe"] = summary.probe_device_s
     spent = sum(by_kind.values())
     saved = sum(trial.get("saved_device_s") or 0.0 for trial in summary.trials)
     return {
