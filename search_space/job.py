@@ -218,7 +218,7 @@ class MeasureSection(Section):
     warmup_steps: int = Field(default=10, ge=1)
     """steps before the window (count)"""
 
-    memory_margin: float = Field(default=0.02, ge=0, lt=1)
+    memory_margin: float = Field(default=0.0, ge=0, lt=1)
     """share of device memory that a candidate must leave free, beyond what the ledger counts"""
 
     trace: bool = True

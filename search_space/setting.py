@@ -41,7 +41,7 @@ class Setting:
     versions: dict[str, str] = field(default_factory=dict)
     """Installed versions that rules are tagged with, by package name."""
 
-    memory_margin: float = 0.02
+    memory_margin: float = 0.0
     """Share of device memory that a candidate must leave free."""
 
     @property

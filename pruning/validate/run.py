@@ -126,7 +126,7 @@ def score(group: Group, coefficients: Coefficients) -> Scored:
 
 
 def validate(
-    paths: Sequence[str | Path], calibrate: str = "none", margins: Sequence[float] = (0.02,)
+    paths: Sequence[str | Path], calibrate: str = "none", margins: Sequence[float] = (0.0,)
 ) -> dict[str, Any]:
     """Check the ledger against tables of measurements.
 

@@ -192,7 +192,7 @@ def test_validate_scores_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     overall = found["overall"]
     assert overall["groups"] == 2 and overall["median_spearman"] > 0.4
     assert overall["false_feasible_pct"] is not None and overall["oom_rows"] == 4
-    assert list(overall["feasibility_by_margin"]) == ["0.02", "0", "0.1"]
+    assert list(overall["feasibility_by_margin"]) == ["0", "0.05", "0.1"]
     for mode in ("none", "3"):
         assert call(validate_verb, str(table), "--calibrate", mode) == 0
         assert "median_spearman" in capsys.readouterr().out

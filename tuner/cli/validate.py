@@ -31,10 +31,10 @@ def add_parser(subparsers: Any) -> None:
         "--margins",
         type=float,
         nargs="+",
-        default=[0.02, 0.0, 0.1],
+        default=[0.0, 0.05, 0.1],
         metavar="M",
         help="shares of memory that a verdict leaves free; the first one decides the figures "
-        "(default 0.02, the shipped margin, then 0 and 0.1)",
+        "(default 0, the shipped margin, then 0.05 and 0.1)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(run=run)
