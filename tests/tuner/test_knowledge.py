@@ -113,3 +113,10 @@ def test_costs_learn_start_up_apart_for_compile() -> None:
 def test_unknown_candidate_is_a_key_error(knowledge: Knowledge) -> None:
     with pytest.raises(KeyError):
         knowledge.position(replace(knowledge.pool.candidate(0), env="elsewhere"))
+
+
+def test_gangs_that_start_together_may_take_longer(knowledge: Knowledge) -> None:
+    knowledge.costs.learn(False, 5.0)
+    alone = knowledge.costs.startup_s(False)
+    knowledge.costs.crowd = 2
+    assert knowledge.costs.startup_s(False) == 2 * alone

@@ -32,6 +32,9 @@ class CostModel:
     seen_s: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     """Start-up seconds of finished trials, by whether they compiled."""
 
+    crowd: int = 1
+    """Gangs that may start on one node at once: each then takes that much longer than one that starts alone."""
+
     def learn(self, compiled: bool, startup_s: float) -> None:
         """Take in the start-up of a finished trial."""
         self.seen_s[compiled].append(startup_s)
@@ -41,7 +44,7 @@ class CostModel:
         if self.measure.startup_s:
             return self.measure.startup_s
         seen = self.seen_s[compiled]
-        return SAFETY * max(seen) + 2 if seen else DEFAULT_STARTUP_S[self.device, compiled]
+        return self.crowd * (SAFETY * max(seen) + 2 if seen else DEFAULT_STARTUP_S[self.device, compiled])
 
     @property
     def steps(self) -> float:

@@ -120,6 +120,8 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        if share_nodes:
+            state.knowledge.costs.crowd = max(1, -(-self.parallel // max(1, len(session.nodes()))))
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
         self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
