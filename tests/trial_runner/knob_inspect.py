@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trial_runner.dry_run import child
+from trial_runner.dry_run import patches
 
 
 def groups(part: Any) -> list[list[str]]:
@@ -91,13 +92,13 @@ def reductions(trainer: Any) -> list[bool]:
         return result
 
     trainer.forward_backward_step = step
-    child.one_step(trainer)
+    child.one_step(trainer, trainer.gradient_accumulation_steps)
     return seen
 
 
 def main() -> None:
     orders = json.loads(Path(sys.argv[1]).read_text())
-    child.prepare(orders[0] | {"gpu_kernels": False, "real": False})
+    patches.prepare(real=False)
     import torchtitan.trainer  # noqa: F401  once for every fork
 
     for order in orders:
@@ -108,8 +109,10 @@ def main() -> None:
                     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(order["world_size"]),
                     "NGPU": str(order["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999",
                 }  # fmt: skip
-                child.patch_torchtitan(order)
-                config = child.load(order | {"real": False})
+                patches.patch_torchtitan(order)
+                # as for a real run, so that compilation stays as the file says; then on a fake group
+                config = child.load(order | {"real": True, "layers": 0})
+                config.comm.mode = "fake_backend"
                 with FakeTensorMode(allow_non_fake_inputs=True):
                     trainer = config.build()
                     facts = facts_of(trainer)
