@@ -46,6 +46,11 @@ class Assessment:
     """Legal, and surely needed memory within the device minus the margin; shape (n,) of bool."""
 
     @property
+    def doubtful(self) -> np.ndarray:
+        """Feasible candidates whose median memory is above what is allowed: they may not fit; shape (n,) of bool."""
+        return np.asarray(self.feasible & (self.prices.memory_bytes > self.allowed_bytes))
+
+    @property
     def allowed_bytes(self) -> float:
         """Device memory that a candidate may use: capacity × (1 - margin)."""
         return self.setting.hardware.memory_bytes * (1 - self.setting.memory_margin)

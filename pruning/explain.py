@@ -61,6 +61,7 @@ def plan_entry(assessment: Assessment, i: int) -> dict[str, Any]:
         "step_time_s": float(prices.step_time_s[i]),
         "step_time_interval_s": [float(prices.step_time_low_s[i]), float(prices.step_time_high_s[i])],
         "memory_gib_by_rank": [float(value) / GIB for value in by_rank[~np.isnan(by_rank)]],
+        "may_not_fit": bool(assessment.doubtful[i]),
         "memory_gib_interval": [
             float(prices.memory_low_bytes[i]) / GIB,
             float(prices.memory_high_bytes[i]) / GIB,

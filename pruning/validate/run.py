@@ -125,9 +125,7 @@ def score(group: Group, coefficients: Coefficients) -> Scored:
     return Scored(*out)
 
 
-def validate(
-    paths: Sequence[str | Path], calibrate: str = "none", margins: Sequence[float] = (0.0,)
-) -> dict[str, Any]:
+def validate(paths: Sequence[str | Path], calibrate: str = "none", margins: Sequence[float] = (0.0,)) -> dict[str, Any]:
     """Check the ledger against tables of measurements.
 
     Args:

@@ -128,6 +128,7 @@ def test_refused_is_what_surely_does_not_fit_and_doubtful_is_a_risk() -> None:
     doubtful = np.flatnonzero((surely <= allowed) & (prices.memory_bytes > allowed) & found.judgement.legal)
     certain = np.flatnonzero((prices.memory_bytes <= allowed) & found.judgement.legal)
     assert len(doubtful) and len(certain)
+    np.testing.assert_array_equal(np.flatnonzero(found.doubtful), doubtful)
     assert "memory" in {risk.code for risk in found.risks(int(doubtful[0]))}
     assert "memory" not in {risk.code for risk in found.risks(int(certain[0]))}
     assert not found.reasons(int(doubtful[0]))

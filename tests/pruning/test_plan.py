@@ -212,3 +212,13 @@ def test_plan_with_a_studys_coefficients_and_not_with_another_machines() -> None
     elsewhere = json.dumps(slower.to_json()).replace(setting_from_job(job).hardware.name, "A100-SXM-80GB")
     with pytest.raises(UserError):
         plan_verb.plan(job, 1, 0, elsewhere)
+
+
+def test_what_may_not_fit_is_listed_after_what_fits() -> None:
+    job = parse_job(JOB.format(framework="megatron").replace("memory_margin = 0.1", ""))
+    listed = plan_verb.plan(job, 10_000, 0)["candidates"]
+    marks = [entry["may_not_fit"] for entry in listed]
+    assert True in marks and marks == sorted(marks)
+    for doubt in (False, True):
+        times = [entry["step_time_s"] for entry in listed if entry["may_not_fit"] is doubt]
+        assert times == sorted(times)

@@ -82,7 +82,8 @@ def plan(job: Any, top: int, near: int, coefficients: str | None = None) -> dict
     known = load_coefficients(coefficients, setting) if coefficients is not None else None
     assessment = assess(pool, setting, known)
     feasible = np.flatnonzero(assessment.feasible)
-    order = feasible[np.argsort(assessment.prices.step_time_s[feasible], kind="stable")]
+    # Whoever runs one of these without a search wants the fastest that fits, so what may not fit comes after.
+    order = feasible[np.lexsort((assessment.prices.step_time_s[feasible], assessment.doubtful[feasible]))]
     return {
         "model": setting.shape.name,
         "hardware": setting.hardware.name,
@@ -123,6 +124,7 @@ def _print(document: dict[str, Any]) -> None:
     for number, entry in enumerate(document["candidates"], start=1):
         low, high = entry["mfu_pct_interval"]
         memory = " ".join(f"{gib:.1f}" for gib in entry["memory_gib_by_rank"][:4])
+        memory += " (may not fit)" if entry["may_not_fit"] else ""
         more = " …" if len(entry["memory_gib_by_rank"]) > 4 else ""
         mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
         best.add_row(str(number), entry["label"], mfu, f"{entry['step_time_s']:.3g}", memory + more)
