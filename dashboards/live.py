@@ -45,16 +45,20 @@ class Display:
 class JsonDisplay(Display):
     """One JSON object per event on standard output; the last one is ``study_end`` with everything."""
 
+    def __init__(self) -> None:
+        # Kept, so that what libraries print meanwhile can be sent elsewhere.
+        self._stream = sys.stdout
+
     def __call__(self, event: dict[str, Any]) -> None:
         """Print the event; progress is left out, it repeats several times a second."""
         partial = event["event"] == "study_end" and "trials" not in event
         if event["event"] in ("progress", "planning") or partial:
             return
         try:
-            print(json.dumps(event), flush=True)
+            print(json.dumps(event), file=self._stream, flush=True)
         except BrokenPipeError:
             # Whoever read the events has left; the study goes on, its journal has them all.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
 class PlainDisplay(Display):

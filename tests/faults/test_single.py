@@ -193,24 +193,6 @@ def _wait_for_port(port: int, seconds: float = 60) -> None:
     raise AssertionError(f"nothing listens on {port}")
 
 
-def test_disk_full_for_a_trials_records(tmp_path: Path, outcome: Note) -> None:
-    """A device that is always full stands in the place of one rank's record."""
-    studies = tmp_path / "studies"
-    trial = studies / "s" / "trials" / "0002"
-    run = Background(studies, "start", str(write_job(tmp_path, 5, 20)), *BUDGET, "--rehearse", "--study", "s")
-    run.until("trial", number=0)
-    trial.mkdir(parents=True)
-    (trial / "rank0.jsonl").symlink_to("/dev/full")
-    failed = run.until("trial", number=2)
-    assert failed["state"] == "failed" and failed["failure"]["class"] == "disk_full", failed["failure"]
-    assert run.finish() == 0
-    assert "disk_full" in run.events[-1]["reason"]
-    assert tune(studies, "resume", "s", "--json").returncode == 0
-    facts = check_books(studies, "s", 3600)
-    assert sum(trial["state"] == "measured" for trial in facts["trials"]) == 5
-    outcome("a full disk under a trial")
-
-
 CLOCK = """
 import sys, time
 real, began = time.time, time.monotonic()

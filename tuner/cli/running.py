@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+import contextlib
 import sys
 from typing import Any
 
@@ -45,8 +46,10 @@ def run_session(
     def record(event: dict[str, Any]) -> None:
         sink(event)
 
+    # Standard output of --json belongs to events: what Ray and others print meanwhile goes to standard error.
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
     try:
-        with display:
+        with elsewhere, display:
             code, _ = run_study(folder, plan, options, [record, display])
     finally:
         sink.close()
