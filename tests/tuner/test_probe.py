@@ -154,6 +154,8 @@ def test_the_verb_prints_the_contracts_keys(capsys: pytest.CaptureFixture[str], 
         '[model]\ntorchtitan = "llama3:llama3_debugmodel"\n[cluster]\ngpu = "cpu"\ngpus_per_node = 2\n'
         'peak_tflops = 0.05\n[recipe]\nseq_len = 128\nglobal_batch_seqs = 8\nprecision = "fp32"\n'
     )
+    assert main(["probe", "--seconds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"]
     assert main(["probe", str(job), "--seconds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     device = found["nodes"][0]["devices"][0]

@@ -24,11 +24,12 @@ def run(args: argparse.Namespace) -> int:
         UserError: the job cannot be read on this machine, or a rank failed.
     """
     from search_space.job_file import load_job
+    from tuner.cli.start import embedded_job
     from tuner.probing.node import document
     from tuner.probing.node import probe
     from tuner.study.plan import make_plan
 
-    plan = make_plan(load_job(args.job))
+    plan = make_plan(load_job(args.job) if args.job else embedded_job())
     setting = plan.setting
     if not args.json:
         print(f"probing {setting.devices_per_node} {plan.device} devices for {args.seconds:.0f} s …", file=sys.stderr)
