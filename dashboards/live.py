@@ -168,6 +168,8 @@ def describe(event: dict[str, Any]) -> list[str]:
             f"probe: {len(rates)} devices, {min(rates):.3g} to {max(rates):.3g} TFLOP/s, "
             f"{suspects or 'no'} suspect{'' if suspects == 1 else 's'} · {event['device_s']:.0f} device-seconds"
         ]
+    if kind == "probe_failed":
+        return [f"warning: the probe failed, the shipped priors stay: {event['text']}"]
     if kind == "dry_run":
         return [f"refused before placing: {event['label']}: {event['error']}"] if event["error"] else []
     if kind == "trial_placed":
@@ -179,6 +181,10 @@ def describe(event: dict[str, Any]) -> list[str]:
         ]
     if kind == "trial":
         return [f"trial {event['number']} {outcome_text(event)}"]
+    if kind == "held":
+        return [
+            f"held back: {event['count']} candidates that would fail as trial {event['number']} did ({event['reason']})"
+        ]
     if kind == "winner":
         return [f"winner: trial {event['number']} {event['label']} · {figures(event['comparison'])}"]
     if kind == "commit":

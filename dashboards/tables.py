@@ -34,7 +34,8 @@ def outcome_text(trial: dict[str, Any]) -> str:
         return f"stopped: {failure['text']} · {trial['device_s']:.0f} device-seconds"
     rank = f" on rank {failure['rank']}" if failure.get("rank") is not None else ""
     first = failure["text"].splitlines()[0][:160] if failure["text"] else ""
-    return f"{trial['state']}: {failure['class']}{rank}: {first} · {trial['device_s']:.0f} device-seconds"
+    advice = f" · {failure['advice']}" if failure.get("advice") and trial["state"] == "failed" else ""
+    return f"{trial['state']}: {failure['class']}{rank}: {first} · {trial['device_s']:.0f} device-seconds{advice}"
 
 
 def figures(comparison: dict[str, Any]) -> str:

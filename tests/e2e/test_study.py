@@ -171,3 +171,23 @@ def test_unknown_model_and_unknown_function_are_said(tmp_path: Path) -> None:
         wrong.write_text(job.read_text().replace("llama3:llama3_debugmodel", name))
         done = tune(tmp_path / "studies", "start", str(wrong), "--budget", "1-gpu-hour")
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_rehearsal_holds_devices_and_leaves_nothing_that_looks_measured(tmp_path: Path) -> None:
+    studies = tmp_path / "studies"
+    job = str(write_job(tmp_path, trials=3))
+    done = tune(studies, "start", job, "--budget", "0.2-gpu-hours", "--study", "s", "--rehearse", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    end = events[-1]
+    assert len(end["trials"]) == 3 and end["spent_device_s"] > 0 and end["commit"] is None
+    for trial in end["trials"]:
+        assert trial["step_time_s"] == pytest.approx(trial["predicted"]["step_time_s"], rel=0.1)
+    assert not (studies / "s" / "coefficients.json").exists() and not (studies / "s" / "repository").exists()
+    session = next(event for event in events if event["event"] == "session")
+    assert any("nothing is trained" in note for note in session["notes"])
+    log = (studies / "s" / "trials" / "0000" / "rank0.log").read_text()
+    assert log.startswith("rehearsal: rank 0 of 2")
+
+    refused = tune(studies, "start", job, "--budget", "0.2-gpu-hours", "--from", "s", "--study", "t")
+    assert refused.returncode == 2 and "a rehearsal, nothing was measured there" in refused.stderr

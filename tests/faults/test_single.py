@@ -69,31 +69,34 @@ def test_agent_killed(tmp_path: Path, outcome: Note) -> None:
     outcome("kill -9 of a node's agent")
 
 
-def test_raylet_killed(three_nodes: Any, tmp_path: Path, outcome: Note) -> None:
+def on_three_nodes(cluster: Any, tmp_path: Path, trials: int, until: int) -> tuple[Path, Background]:
+    """A rehearsed study over three nodes, once trial ``until`` was placed."""
     studies = tmp_path / "studies"
-    job = write_job(tmp_path, 8, 100)
-    run = Background(
-        studies, "start", str(job), *BUDGET, "--rehearse", "--study", "s", "--address", three_nodes.address
-    )
+    job = write_job(tmp_path, trials, 100)
+    run = Background(studies, "start", str(job), *BUDGET, "--rehearse", "--study", "s", "--address", cluster.address)
     run.until("trial", number=0)
-    run.until("trial_placed", number=3)
+    run.until("trial_placed", number=until)
+    return studies, run
+
+
+def measured_trials(facts: dict[str, Any]) -> int:
+    """Trials of a study's status that measured something."""
+    return sum(trial["state"] == "measured" for trial in facts["trials"])
+
+
+def test_raylet_killed(three_nodes: Any, tmp_path: Path, outcome: Note) -> None:
+    studies, run = on_three_nodes(three_nodes, tmp_path, 8, 3)
     three_nodes.remove_node(three_nodes.worker_nodes.copy().pop(), allow_graceful=False)
     three_nodes.add_node(num_cpus=2, resources={"tune_slot": 1})
     assert run.finish() == 0
     facts = check_books(studies, "s", 3600)
-    assert sum(trial["state"] == "measured" for trial in facts["trials"]) >= 6
+    assert measured_trials(facts) >= 6
     outcome("kill -9 of a node (raylet)")
 
 
 def test_raylet_stopped_answering(three_nodes: Any, tmp_path: Path, outcome: Note) -> None:
     """A node that hangs, as one does behind a cut cable: its processes live, nothing of it answers."""
-    studies = tmp_path / "studies"
-    job = write_job(tmp_path, 6, 100)
-    run = Background(
-        studies, "start", str(job), *BUDGET, "--rehearse", "--study", "s", "--address", three_nodes.address
-    )
-    run.until("trial", number=0)
-    run.until("trial_placed", number=2)
+    studies, run = on_three_nodes(three_nodes, tmp_path, 6, 2)
     node = three_nodes.worker_nodes.copy().pop()
     stopped = [info.process for infos in node.all_processes.values() for info in infos]
     for process in stopped:
@@ -104,7 +107,7 @@ def test_raylet_stopped_answering(three_nodes: Any, tmp_path: Path, outcome: Not
         for process in stopped:
             os.kill(process.pid, signal.SIGCONT)
     facts = check_books(studies, "s", 3600)
-    assert sum(trial["state"] == "measured" for trial in facts["trials"]) >= 4
+    assert measured_trials(facts) >= 4
     outcome("a node that no longer answers")
 
 
@@ -118,7 +121,7 @@ def test_driver_killed(tmp_path: Path, outcome: Note) -> None:
     resumed = tune(studies, "resume", "s", "--json")
     assert resumed.returncode == 0, resumed.stderr
     facts = check_books(studies, "s", 3600)
-    assert sum(trial["state"] == "measured" for trial in facts["trials"]) == 4
+    assert measured_trials(facts) == 4
     outcome("kill -9 of the tuner")
 
 
@@ -136,7 +139,7 @@ def test_interrupted_at_any_moment(tmp_path: Path, outcome: Note, moment: int) -
         resumed = tune(studies, "resume", "s", "--json")
         assert resumed.returncode == 0, resumed.stderr
         facts = check_books(studies, "s", 3600)
-        assert sum(trial["state"] == "measured" for trial in facts["trials"]) == 3
+        assert measured_trials(facts) == 3
     outcome(f"Ctrl-C ({('planning', 'joining Ray', 'a trial runs')[moment]})")
 
 
@@ -157,7 +160,7 @@ def test_sqlite_locked(tmp_path: Path, outcome: Note) -> None:
     threading.Timer(8, lambda: (held.execute("ROLLBACK"), held.close())).start()
     assert run.finish() == 0
     facts = check_books(studies, "s", 3600)
-    assert sum(trial["state"] == "measured" for trial in facts["trials"]) == 4
+    assert measured_trials(facts) == 4
     outcome("Optuna's database locked for 8 s")
 
 
@@ -173,7 +176,7 @@ def test_mlflow_server_killed(tmp_path: Path, outcome: Note) -> None:
         os.killpg(server.pid, signal.SIGKILL)
         assert run.finish(500) == 0
         facts = check_books(studies, "s", 3600)
-        assert sum(trial["state"] == "measured" for trial in facts["trials"]) == 3
+        assert measured_trials(facts) == 3
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import resource
+import time
 from typing import Any
 
 import numpy as np
@@ -109,13 +110,25 @@ def test_RAY_12_the_second_trial_does_not_start_when_only_one_fits() -> None:
     assert meter.spent == pytest.approx(40 * hour)
 
 
-def test_RAY_13_gpu_hours_are_devices_times_hours_and_do_not_depend_on_parallelism() -> None:
-    meter = Meter(10 * 3600.0)
-    for name in ("a", "b"):
-        meter.reserve(name, 8 * 1800.0)
-    for name in ("a", "b"):
-        meter.settle(name, 8 * 1800.0)
-    assert meter.spent / 3600 == pytest.approx(8.0)
+def test_RAY_13_gpu_hours_are_devices_times_hours_and_do_not_depend_on_parallelism(
+    two_slots: Any, tmp_path: Any
+) -> None:
+    first = gang(Session(), 1, tmp_path)
+    second = PlacedGang(Session(), GangShape(nodes=1, ranks_per_node=1, held_per_node=1), order(tmp_path), "second")
+    assert first.wait_placed(20) and second.wait_placed(20)
+    time.sleep(0.5)
+    for one in (first, second):
+        one.release()
+    held = first.wall_s + second.wall_s
+    assert first.device_s + second.device_s == pytest.approx(held) and held > 1.0
+    pair = gang(Session(), 2, tmp_path)
+    assert pair.wait_placed(20)
+    time.sleep(0.3)
+    pair.release()
+    assert pair.device_s == pytest.approx(2 * pair.wall_s) and pair.device_s > 0.6
+    charged = pair.device_s
+    time.sleep(0.2)
+    assert pair.device_s == charged, "a gang that let go is charged on"
 
 
 def test_RAY_15_refused_candidates_are_numbers_not_actors() -> None:

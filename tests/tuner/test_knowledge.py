@@ -15,6 +15,7 @@ from search_space.hardware import find_hardware
 from search_space.job import MeasureSection
 from search_space.setting import Setting
 from tuner.study.costs import CostModel
+from tuner.study.costs import DEFAULT_STARTUP_S
 from tuner.study.knowledge import chance_to_fit
 from tuner.study.knowledge import Knowledge
 from tuner.study.lessons import Lesson
@@ -120,3 +121,12 @@ def test_gangs_that_start_together_may_take_longer(knowledge: Knowledge) -> None
     alone = knowledge.costs.startup_s(False)
     knowledge.costs.crowd = 2
     assert knowledge.costs.startup_s(False) == 2 * alone
+
+
+def test_what_started_fast_on_a_quiet_machine_is_not_hung_on_a_busy_one(knowledge: Knowledge) -> None:
+    candidate = knowledge.pool.candidate(0)
+    assert knowledge.first_step_s(candidate) == float("inf")
+    knowledge.costs.learn(candidate.compile, 1.0)
+    assert knowledge.first_step_s(candidate) > DEFAULT_STARTUP_S["cpu", candidate.compile]
+    knowledge.costs.learn(candidate.compile, 500.0)
+    assert knowledge.first_step_s(candidate) > 500.0

@@ -55,7 +55,12 @@ def test_retried_as_often_as_the_table_says(kind: Any) -> None:
     known = lessons()
     for _ in range(kind.retries):
         assert known.take(record(CANDIDATES[0], kind.kind)).again
-    assert not known.take(record(CANDIDATES[0], kind.kind)).again
+    last = known.take(record(CANDIDATES[0], kind.kind))
+    if kind.stops_study:
+        # The candidate is not to blame and stays free, but no trial follows in this session.
+        assert last.stop
+        return
+    assert not last.again and not last.stop
     assert known.take(record(CANDIDATES[1], kind.kind)).again
 
 
@@ -114,3 +119,18 @@ def test_RUN_16_two_configurations_without_a_reason_mean_a_broken_environment() 
     known = lessons()
     mixed = [known.take(record(c, k)).stop for c, k in zip(CANDIDATES, ("exception", "out_of_memory", "exception"))]
     assert not any(mixed)
+
+
+def test_a_new_session_starts_with_a_clean_slate() -> None:
+    known = lessons()
+    failed = [record(CANDIDATES[0], "data_error"), record(CANDIDATES[1], "exception")]
+    blocked, held = known.blocked_by(failed)
+    assert blocked == [CANDIDATES[1]] and not held.any()
+    assert not known.take(record(CANDIDATES[2], "data_error")).stop
+    assert not known.take(record(CANDIDATES[2], "exception")).stop
+
+
+def test_devices_that_others_fill_end_a_study_at_the_second_trial() -> None:
+    known = lessons()
+    assert not known.take(record(CANDIDATES[0], "dirty_device")).stop
+    assert "free the named node" in known.take(record(CANDIDATES[0], "dirty_device")).stop

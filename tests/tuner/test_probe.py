@@ -21,6 +21,7 @@ from dashboards.live import describe
 from pruning.coefficients import prior
 from pruning.probed import Probed
 from pruning.probed import with_probe
+from search_space.errors import UserError
 from search_space.setting import Setting
 from trial_runner.probe.run import DeviceFigures
 from trial_runner.probe.run import NodeFigures
@@ -106,7 +107,10 @@ def test_a_rank_slowed_on_purpose_is_named(cpu_setting: Setting) -> None:
 def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, left: float = 1000.0, **facts: Any) -> Any:
     """A study's state with what a probe at its start touches, after that probe."""
     plan = SimpleNamespace(
-        setting=setting, device="cpu", job=SimpleNamespace(measure=SimpleNamespace(probe=facts.get("probe", True)))
+        setting=setting,
+        device="cpu",
+        rehearsal=False,
+        job=SimpleNamespace(measure=SimpleNamespace(probe=facts.get("probe", True))),
     )
     journal = Journal(tmp_path / "journal.jsonl")
     learned: list[Any] = []
@@ -120,7 +124,7 @@ def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, lef
     )
     node = NodeFigures(node="n", devices=[figures(0, 0.04), figures(1, 0.02)], suspects=[], elapsed_s=1.0)
     node = replace(node, suspects=suspects_of(node.devices))
-    monkeypatch.setattr("tuner.probing.start.probe", lambda *args: node)
+    monkeypatch.setattr("tuner.probing.start.probe", facts.get("probing", lambda *args: node))
     session: Any = SimpleNamespace(local=facts.get("local", True))
     probe_at_start(state, session)
     return state
@@ -162,3 +166,15 @@ def test_the_verb_prints_the_contracts_keys(capsys: pytest.CaptureFixture[str], 
     assert device["products"][0]["tflops"] > 0 and device["memory_gb_s"] > 0
     assert [row["bytes"] for row in device["links"]] == sorted(row["bytes"] for row in device["links"])
     assert "suspects" in found and found["coefficients"]["gemm_efficiency"]["value"] > 0
+
+
+def test_a_probe_that_fails_is_charged_in_the_journal(
+    tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise UserError("rank 1 left with code 1")
+
+    state = start(tmp_path, cpu_setting, monkeypatch, probing=fails)
+    (event,) = read_journal(tmp_path / "journal.jsonl")
+    assert event["event"] == "probe_failed" and "rank 1" in event["text"]
+    assert state.meter.spent == pytest.approx(event["device_s"], abs=0.001) and not state.learned

@@ -13,6 +13,7 @@ from typing import Any
 
 from trial_runner.failure.classes import classify
 from trial_runner.failure.classes import failure_class
+from trial_runner.failure.faults import FAULTS
 from trial_runner.failure.faults import find_fault
 from trial_runner.failure.memory import library_found_it_full
 from trial_runner.failure.memory import read_out_of_memory
@@ -49,13 +50,16 @@ class Failure:
     memory: dict[str, float | None] | None = None
     """Numbers of an out-of-memory error, bytes, see :class:`trial_runner.failure.memory.OutOfMemory`."""
 
-    advice: str = ""
-    """What the user can do."""
+    @property
+    def advice(self) -> str:
+        """What the user can do: the known fault's own words, else the class's."""
+        known = next((fault for fault in FAULTS if fault.code == self.fault), None)
+        return known.advice if known else failure_class(self.kind).advice
 
     def to_json(self) -> dict[str, Any]:
-        """Keys of the command-line contract: ``class``, ``rank``, ``text``; and the rest by name."""
+        """Keys of the command-line contract: ``class``, ``rank``, ``text``; and the rest by name, advice included."""
         facts = asdict(self)
-        return {"class": facts.pop("kind"), **facts}
+        return {"class": facts.pop("kind"), **facts, "advice": self.advice}
 
 
 def find_failure(
@@ -105,12 +109,9 @@ def find_failure(
                     rank=rank,
                     text=f"{text}; the kernel killed {host_oom_kills} process(es) for memory meanwhile",
                     log_tail=tail,
-                    advice=failure_class("host_out_of_memory").advice,
                 )
             else:
-                failure = Failure(
-                    kind="rank_killed", rank=rank, text=text, log_tail=tail, advice=failure_class("rank_killed").advice
-                )
+                failure = Failure(kind="rank_killed", rank=rank, text=text, log_tail=tail)
             candidates.append((False, times.get(rank, 0.0), failure))
         elif code:
             failure = Failure(
@@ -119,9 +120,7 @@ def find_failure(
             candidates.append((True, times.get(rank, 0.0), failure))
     if ended == "timeout":
         text = "the trial outlived its allowance"
-        return Failure(
-            kind="timeout", rank=None, text=text, log_tail=log_tail(folder, 0), advice=failure_class("timeout").advice
-        )
+        return Failure(kind="timeout", rank=None, text=text, log_tail=log_tail(folder, 0))
     if candidates:
         return _with_silent_rank(min(candidates, key=lambda item: item[:2])[2], folder, world_size)
     words = {"stopped": "the trial was stopped", "killed": "the gang's agent was killed"}
@@ -135,13 +134,7 @@ def silent_failure(kind: str, folder: Path, world_size: int) -> Failure:
     """The failure of a gang that fell silent and was stopped for it; names the rank that got least far."""
     rank, step = least_advanced(folder, world_size)
     where = f"rank {rank} fell silent after step {step}" if step else "no rank ended its first step"
-    return Failure(
-        kind=kind,
-        rank=rank,
-        text=f"{where}; the gang was stopped",
-        log_tail=log_tail(folder, rank or 0),
-        advice=failure_class(kind).advice,
-    )
+    return Failure(kind=kind, rank=rank, text=f"{where}; the gang was stopped", log_tail=log_tail(folder, rank or 0))
 
 
 def named(text: str, module: str, rank: int | None, tail: str = "", used_share: float | None = None) -> Failure:
@@ -168,16 +161,8 @@ def named(text: str, module: str, rank: int | None, tail: str = "", used_share: 
     if kind == "out_of_memory" and found is not None and found.kind == kind:
         numbers = read_out_of_memory(whole)
         kind, memory = numbers.kind, numbers.to_json()
-    advice = fault.advice if fault else failure_class(kind).advice
-    return Failure(
-        kind=kind,
-        rank=rank,
-        text=text,
-        log_tail=tail,
-        fault=fault.code if fault else None,
-        memory=memory,
-        advice=advice,
-    )
+    code = fault.code if fault else None
+    return Failure(kind=kind, rank=rank, text=text, log_tail=tail, fault=code, memory=memory)
 
 
 def _with_silent_rank(failure: Failure, folder: Path, world_size: int) -> Failure:

@@ -82,11 +82,17 @@ def hung(folder: Path, world_size: int, now_unix_s: float, device: str, first_st
         device: ``cpu`` or ``gpu``.
         first_step_left_s: seconds left for the first step; negative when its deadline has passed.
     """
+    lead = pace(folder, 0)
+    if lead.over or (lead.step == 0 and first_step_left_s >= 0):
+        return None
+    if lead.step and now_unix_s - lead.at_s <= PATIENCE_S[device]:
+        # Ranks step together: while one goes on there is no need to read the records of all.
+        return None
     paces = [pace(folder, rank) for rank in range(world_size)]
     if any(found.over for found in paces):
         return None
     if all(found.step == 0 for found in paces):
-        return "hang_first_step" if first_step_left_s < 0 else None
+        return "hang_first_step"
     patience = max(PATIENCE_S[device], PATIENCE_STEPS * max(found.median_s for found in paces))
     newest = max(found.at_s for found in paces)
     return "hang" if now_unix_s - newest > patience else None

@@ -21,12 +21,17 @@ from trial_runner.spec import rank_error  # noqa: E402
 from trial_runner.spec import TrialSpec  # noqa: E402
 
 
+RECORDED = ("NCCL_", "RCCL_", "GLOO_", "TORCH", "PYTORCH_", "CUDA_", "HIP_", "TRITON_", "OMP_", "MKL_", "MALLOC_")
+"""Beginnings of the environment variables that a trial's log opens with: none of these holds a secret."""
+
+
 def main() -> int:
     """Train as the order says; the exit code is 0 when every asked step was recorded."""
     spec = TrialSpec.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     if rank == 0:
-        print(json.dumps({"trial": spec.trial, "study": spec.study, **spec.header}, indent=1), flush=True)
+        facts = {"trial": spec.trial, "study": spec.study, "environment": environment(), **spec.header}
+        print(json.dumps(facts, indent=1), flush=True)
     recorder = StepRecorder(spec, rank, STARTED)
     try:
         train(spec, recorder)
@@ -93,6 +98,11 @@ def prepare(config: Any, spec: TrialSpec) -> None:
     config.metrics.enable_tensorboard = False
     config.metrics.enable_wandb = False
     config.metrics.disable_color_printing = True
+
+
+def environment() -> dict[str, str]:
+    """Variables that change how a trial runs; measurements compare only under the same ones."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(RECORDED)}
 
 
 def _device_used_share(device: str) -> float | None:

@@ -96,6 +96,8 @@ def commit_winner(
     top = open_repository(repository, create)
     if winner["number"] == baseline["number"]:
         comparison = UNCHANGED
+    # What did not take effect is not committed: the figures belong to the configuration that really ran.
+    winner = winner | {"candidate": winner.get("effective_candidate") or winner["candidate"]}
     candidate = Candidate.from_json(winner["candidate"])
     name = winner_function(plan)
     branch = branch_of(study)

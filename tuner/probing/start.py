@@ -30,6 +30,8 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
     Only a node that the tuner itself stands on is measured: nodes of a cluster that it joined are probed there, with
     ``tune probe``. A probe that fails is a warning, not the end of a study.
     """
+    if state.plan.rehearsal:
+        return
     earlier = [event for event in read_journal(state.folder.journal) if event["event"] == "probe"]
     if earlier:
         state.knowledge.start_from(Coefficients.from_json(earlier[-1]["coefficients"]))
@@ -45,16 +47,19 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
     state.meter.reserve("probe", worst)
     began = time.perf_counter()
     facts: dict[str, Any] = {}
+    failed = ""
     try:
         figures = probe(plan.setting, plan.device, devices, seconds)
         carried, _, _ = read_transfer(state.folder, plan.setting)
         coefficients = with_probe(carried or prior(plan.setting), plan.setting, probed_of(figures))
         facts = {"figures": figures.to_json(), "coefficients": coefficients.to_json()}
     except UserError as error:
-        state.emit("warning", text=f"the probe failed, the shipped priors stay: {error}")
+        failed = str(error)
     charged = devices * (time.perf_counter() - began)
     state.meter.settle("probe", charged)
     if not facts:
+        # In the journal like one that worked: it held the devices, so a resumed study must know what it cost.
+        state.emit("probe_failed", device_s=round(charged, 3), text=failed)
         return
     state.emit("probe", device_s=round(charged, 3), suspects=figures.suspects, **facts)
     state.knowledge.start_from(coefficients)

@@ -140,9 +140,7 @@ class MlflowSink:
             )
         facts = json.loads(self._folder.facts.read_text())
         tags = {"ledgertune.study": self._folder.name, "ledgertune.kind": "study"}
-        tags |= {f"version.{name}": version for name, version in facts["versions"].items()}
-        if facts.get("git_head"):
-            tags["mlflow.source.git.commit"] = facts["git_head"]
+        tags |= _common_tags(facts)
         run = self._client.create_run(self._ids["experiment"], run_name=self._folder.name, tags=tags)
         self._ids["parent"] = run.info.run_id
         self._save()
@@ -169,12 +167,10 @@ class MlflowSink:
             "ledgertune.role": record["role"],
             "ledgertune.state": record["state"],
         }
-        tags |= {f"version.{name}": version for name, version in facts["versions"].items()}
+        tags |= _common_tags(facts)
         failure = record.get("failure")
         if failure:
             tags |= {"ledgertune.failure.class": failure["class"], "ledgertune.failure.text": failure["text"][:1000]}
-        if facts.get("git_head"):
-            tags["mlflow.source.git.commit"] = facts["git_head"]
         name = f"{int(number):03d} {record['label']}"
         ended = int(record["unix_s"] * 1000)
         started = ended - int(record["wall_s"] * 1000)
@@ -248,3 +244,13 @@ def _step_metrics(folder: Path, metric: Any) -> list[Any]:
                     losses.setdefault(facts["step"], facts["loss"])
     rows = [metric("step/step_time_s", value, 0, step) for step, value in slowest.items()]
     return rows + [metric("step/loss", value, 0, step) for step, value in losses.items()]
+
+
+def _common_tags(facts: dict[str, Any]) -> dict[str, str]:
+    """Tags of a study's run and its trials: versions, commit, and whether anything was trained at all."""
+    tags = {f"version.{name}": version for name, version in facts["versions"].items()}
+    if facts.get("git_head"):
+        tags["mlflow.source.git.commit"] = facts["git_head"]
+    if facts.get("rehearsal"):
+        tags["ledgertune.rehearsal"] = "true"
+    return tags

@@ -148,7 +148,7 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.spent_device_s += event["device_s"]
         if event.get("role") == "baseline":
             summary.baseline = event["number"]
-    elif kind == "probe":
+    elif kind in ("probe", "probe_failed"):
         summary.spent_device_s += event["device_s"]
         summary.probe_device_s += event["device_s"]
     elif kind == "winner":

@@ -136,6 +136,8 @@ class Decider:
             ratio_left: device-seconds that the ratio arm may still commit.
             centre: the candidate that contrasts should be like in all else.
         """
+        if self._stop:
+            return None
         knowledge = self._knowledge
         knowledge.wall_limit_s = float("inf")
         prices, left = knowledge.assessment.prices, set(self._asker.left_positions())

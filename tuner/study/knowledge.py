@@ -27,6 +27,7 @@ from search_space.sampler import Prior
 from search_space.setting import Setting
 from trial_runner.gang import KILL_GRACE_S
 from tuner.study.costs import CostModel
+from tuner.study.costs import DEFAULT_STARTUP_S
 from tuner.study.moves import diagnose
 from tuner.study.moves import Diagnosis
 from tuner.study.moves import NEAR_BEST
@@ -158,10 +159,14 @@ class Knowledge:
         return float(self.assessment.prices.step_time_high_s[self.position(candidate)])
 
     def first_step_s(self, candidate: Candidate) -> float:
-        """Bound of the time from placement to the end of the first step, seconds; none before a start-up was seen."""
+        """Bound of the time from placement to the end of the first step, seconds; none before a start-up was seen.
+
+        Never below the bound for an unknown machine: what started fast on a quiet one is not hung on a busy one.
+        """
         if not self.costs.seen_s[candidate.compile]:
             return float("inf")
-        return self.costs.startup_s(candidate.compile) + 3 * self.step_high_s(candidate)
+        patience = max(DEFAULT_STARTUP_S[self.costs.device, candidate.compile], self.costs.startup_s(candidate.compile))
+        return patience + 3 * self.step_high_s(candidate)
 
     def worst_s(self, candidate: Candidate) -> float:
         """Worst-case wall time of a candidate's trial, seconds."""

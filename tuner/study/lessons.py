@@ -124,6 +124,9 @@ class Lessons:
                 blocked[candidate.key()] = candidate
             if lesson.held is not None:
                 held |= lesson.held
+        # Whatever ended the last session may be mended by now: its failures in a row do not count into this one's.
+        self._in_a_row = 0
+        self._unexplained.clear()
         return list(blocked.values()), held
 
     def _broken(self, candidate: Candidate, kind: str, text: str) -> str:

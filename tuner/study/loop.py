@@ -362,8 +362,11 @@ class Loop:
         # The record is on disk before Optuna hears of it: after a crash the journal is the truth.
         state.trials.append(record)
         state.emit("trial", **record)
+        against = unsound(record, state.baseline) if record["state"] == "measured" else None
+        if against:
+            state.emit("warning", text=f"trial {number} cannot win: {against}")
         coefficients = self._decider.learn(record)
-        if coefficients is not None:
+        if coefficients is not None and not state.plan.rehearsal:
             state.folder.coefficients.write_text(json.dumps(coefficients.to_json(), indent=1))
         if asked is None:
             return

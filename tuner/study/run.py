@@ -199,7 +199,7 @@ def run_study(
             budget_device_s=options.budget_device_s,
             spent_device_s=round(before.spent_device_s, 3),
             pid=os.getpid(),
-            notes=[*plan.notes, *_carried_notes(folder, plan)],
+            notes=[*plan.notes, *([REHEARSAL] if plan.rehearsal else []), *_carried_notes(folder, plan)],
         )
         assessment = state.knowledge.assessment
         counts = {
@@ -238,6 +238,10 @@ def _local_slots(plan: StudyPlan, share_nodes: bool) -> int:
     """Slots that a local Ray offers: one gang's, or every core's where gangs may share the node."""
     per_node = plan.setting.devices_per_node
     return max(per_node, devices.num_cpu_slots()) if share_nodes else per_node
+
+
+REHEARSAL = "a rehearsal: nothing is trained, every figure is the ledger's own prediction"
+"""What a study says of itself whose ranks only pretend."""
 
 
 def _carried_notes(folder: StudyFolder, plan: StudyPlan) -> list[str]:

@@ -74,6 +74,8 @@ def read_source(folder: StudyFolder, setting: Setting, now: dict[str, Any]) -> S
         UserError: it rests on other devices or software, or measured nothing.
     """
     facts = json.loads(folder.facts.read_text())
+    if facts.get("rehearsal"):
+        raise UserError(f"--from {folder.name}: a rehearsal, nothing was measured there; leave it out")
     check_source(facts, folder.name, now)
     records = tuple(
         trial for trial in summarise(folder).trials if trial.get("step_time_s") and trial.get("role") != "confirm"

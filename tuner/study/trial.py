@@ -18,7 +18,6 @@ from search_space.hardware import GIB
 from trial_runner.effective import effective
 from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
-from trial_runner.failure import failure_class
 from trial_runner.failure import find_failure
 from trial_runner.failure import hung
 from trial_runner.failure import log_tail
@@ -261,15 +260,15 @@ class TrialRun:
             transport = trial_transport(self.folder, world)
             if degraded(transport, usual_transport):
                 text = f"collectives ran over {transport}, those of the study's other trials over {usual_transport}"
-                return self._failure("environment_degraded", text)
+                return Failure(kind="environment_degraded", rank=None, text=text)
             if found is not None:
                 return found
             text = "every rank left with success, but steps are missing from the records"
             return Failure(kind="unknown", rank=None, text=text, log_tail=log_tail(self.folder, 0))
         if end.ended == "node_lost":
-            return self._failure("node_lost", "a node of the gang stopped answering")
+            return Failure(kind="node_lost", rank=None, text="a node of the gang stopped answering")
         if end.ended == "dirty_device":
-            return self._failure("dirty_device", end.text)
+            return Failure(kind="dirty_device", rank=None, text=end.text)
         if end.ended in ("hang", "hang_first_step"):
             return silent_failure(end.ended, self.folder, world)
         failure = find_failure(self.folder, world, end.ended, end.exit_codes, end.exit_unix_s, end.host_oom_kills)
@@ -278,11 +277,8 @@ class TrialRun:
             told = named(end.text, "", None)
             if told.kind in ("preempted", "host_out_of_memory", "disk_full", "shared_memory"):
                 return told
-            return self._failure(failure.kind, f"{failure.text}: {end.text[:500]}")
+            return Failure(kind=failure.kind, rank=None, text=f"{failure.text}: {end.text[:500]}")
         return failure
-
-    def _failure(self, kind: str, text: str) -> Failure:
-        return Failure(kind=kind, rank=None, text=text, advice=failure_class(kind).advice)
 
     def record(self, outcome: Measurement | Failure, predicted: dict[str, object]) -> dict[str, Any]:
         """The trial as its record, with the keys of the command-line contract."""
