@@ -129,8 +129,9 @@ def test_driver_killed(tmp_path: Path, outcome: Note) -> None:
 def test_interrupted_at_any_moment(tmp_path: Path, outcome: Note, moment: int) -> None:
     studies = tmp_path / "studies"
     run = Background(studies, "start", str(write_job(tmp_path, 3, 30)), *BUDGET, "--rehearse", "--study", "s")
-    run.until(("planning", "ray", "trial_placed")[moment])
-    time.sleep(random.Random(moment).uniform(0, 1.5))
+    if moment:
+        run.until(("", "ray", "trial_placed")[moment])
+    time.sleep(random.Random(moment).uniform(0, 1.5) + (0 if moment else 1.5))
     run.process.send_signal(signal.SIGINT)
     code = run.finish()
     assert code == 130 or (code == 0 and moment), code
