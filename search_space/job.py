@@ -252,6 +252,9 @@ class BudgetSection(Section):
     confirm_share: float = Field(default=0.2, ge=0, lt=1)
     """share kept for confirming the winner against the baseline"""
 
+    ablate: bool = True
+    """undo the winner's changes one at a time with what confirmation leaves, and drop those that buy nothing"""
+
 
 class ExtrapolateSection(Section):
     """What the winner is meant for, where that is not the cluster it is found on."""

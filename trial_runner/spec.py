@@ -63,6 +63,9 @@ class TrialSpec:
     program: str = "trial_runner.rank"
     """Module that a rank runs; ``trial_runner.rehearse`` trains nothing."""
 
+    weights: str | None = None
+    """Folder of the seed weights: loaded before the first step, saved there if they are missing; None: from scratch."""
+
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the candidate."""
 

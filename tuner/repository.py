@@ -22,7 +22,12 @@ def git(repository: Path, *args: str, env: dict[str, str] | None = None, text: s
     base = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(repository), *args], capture_output=True, text=True, input=text, env=base | (env or {})
+            ["git", "-C", str(repository), *args],
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            input=text,
+            env=base | (env or {}),
         )
     except FileNotFoundError:
         raise UserError("git is not installed; the winner's commit needs it") from None
@@ -70,20 +75,29 @@ def tip_of(repository: Path, branch: str) -> str | None:
         return None
 
 
-def commit_files(repository: Path, branch: str, files: dict[str, str], message: str) -> str:
+def commit_files(repository: Path, branch: str, files: dict[str, str], message: str, sign: bool = True) -> str:
     """Commit ``files`` (name to text) on ``branch``, on top of its tip, else of HEAD, else of nothing.
 
     Works on objects and refs only: a private index, no checkout, no hooks. The same content on the same parent is
-    not committed twice.
+    not committed twice. Where the repository wants signed commits, the commit is signed.
+
+    Args:
+        repository: where.
+        branch: short name.
+        files: name to text.
+        message: commit message.
+        sign: whether to follow ``commit.gpgsign``.
 
     Returns:
         The commit's hash.
 
     Raises:
-        UserError: git refuses.
+        UserError: git refuses, or the branch is checked out somewhere.
     """
+    _not_checked_out(repository, branch)
     parent = tip_of(repository, branch) or head_of(repository)
-    index = {"GIT_INDEX_FILE": str(Path(git(repository, "rev-parse", "--absolute-git-dir")) / "ledgertune-index")}
+    scratch = Path(git(repository, "rev-parse", "--absolute-git-dir")) / f"ledgertune-index-{os.getpid()}"
+    index = {"GIT_INDEX_FILE": str(scratch)}
     try:
         git(repository, "read-tree", parent or "--empty", env=index)
         for name, text in sorted(files.items()):
@@ -91,7 +105,7 @@ def commit_files(repository: Path, branch: str, files: dict[str, str], message: 
             git(repository, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}", env=index)
         tree = git(repository, "write-tree", env=index)
     finally:
-        Path(index["GIT_INDEX_FILE"]).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
     if parent is not None and tip_of(repository, branch) and git(repository, "rev-parse", f"{parent}^{{tree}}") == tree:
         return parent
     author = dict(AUTHOR)
@@ -99,9 +113,54 @@ def commit_files(repository: Path, branch: str, files: dict[str, str], message: 
     if _has_identity(repository):
         author = {}
     parents = ["-p", parent] if parent else []
-    commit = git(repository, "commit-tree", tree, *parents, "-F", "-", env=author, text=message)
+    signed = sign and _wants_signatures(repository)
+    try:
+        commit = git(
+            repository, "commit-tree", tree, *parents, *(["-S"] if signed else []), "-F", "-", env=author, text=message
+        )
+    except UserError as error:
+        if not signed:
+            raise
+        raise UserError(
+            f"{error}; the repository wants signed commits (commit.gpgsign) and signing failed: make the key available "
+            "and run `tune commit` again"
+        ) from None
     git(repository, "update-ref", f"refs/heads/{branch}", commit)
     return commit
+
+
+def changed_files(repository: Path, revision: str) -> list[str]:
+    """Names of the files that a commit adds or changes.
+
+    Raises:
+        UserError: there is no such commit.
+    """
+    return git(repository, "show", "--name-only", "--format=", "--diff-filter=AM", revision).splitlines()
+
+
+def _not_checked_out(repository: Path, branch: str) -> None:
+    """Moving a branch under somebody's working tree would make every file in it look deleted.
+
+    Raises:
+        UserError: a working tree is on the branch.
+    """
+    where = ""
+    for line in git(repository, "worktree", "list", "--porcelain").splitlines():
+        key, _, value = line.partition(" ")
+        if key == "worktree":
+            where = value
+        elif key == "branch" and value == f"refs/heads/{branch}" and tip_of(repository, branch):
+            raise UserError(
+                f"branch {branch} is checked out in {where}, and the commit must not move it under your feet; "
+                "switch to another branch there and run `tune commit`"
+            )
+
+
+def _wants_signatures(repository: Path) -> bool:
+    try:
+        return git(repository, "config", "--type=bool", "commit.gpgsign") == "true"
+    except UserError:
+        return False
 
 
 def _has_identity(repository: Path) -> bool:

@@ -67,6 +67,8 @@ class Behaviour:
     error: str | None = None
     """Text of the error that ends it after its first steps, or None."""
     compile_s: float = 0.0
+    loss_shift: float = 0.0
+    """How much faster than others its loss falls, a share."""
 
 
 World = Callable[[Candidate, int], Behaviour]
@@ -110,11 +112,14 @@ class PretendedRun(trial_module.TrialRun):
 
     def _write(self) -> None:
         section = self.plan.job.measure
+        count = len(self._steps)
         due = int(np.searchsorted(self._ends, self.wall_s, side="right"))
         for rank in range(RANKS):
             with rank_steps(self.folder, rank).open("a") as file:
                 if self._written < 0:
                     at = self.does.startup_s
+                    mode = "scratch" if self.weights is None else "seed_weights"
+                    file.write(json.dumps({"event": "prepared", "at_s": at, "start_mode": mode}) + "\n")
                     file.write(json.dumps({"event": "training", "at_s": at, "unix_s": self._begin + at}) + "\n")
                 for i in range(max(0, self._written), due):
                     facts = {
@@ -122,7 +127,7 @@ class PretendedRun(trial_module.TrialRun):
                         "phase": "warmup" if i < section.warmup_steps else "measured",
                         "step_time_s": float(self._steps[i]),
                         "at_s": float(self._ends[i]),
-                        "loss": 8.0,
+                        "loss": 8.0 * (1 - 0.01 * i / count) * (1 - self.does.loss_shift * i / count),
                         "gc_s": 0.0,
                         "compiles": int(i == 0 and self.does.compile_s > 0),
                         "allocated_bytes": GIB,
@@ -222,7 +227,7 @@ def run(
             patch.setattr(module, "time", clock)
         patch.setattr("tuner.records.journal.time", clock)
         patch.setattr(
-            run_module, "commit_winner", lambda *a, **k: {"repo": "r", "branch": "b", "hash": "h", "file": "f"}
+            run_module, "commit_claim", lambda *a, **k: {"repo": "r", "branch": "b", "hash": "h", "file": "f"}
         )
         folder = StudyFolder(root)
         folder.root.mkdir(parents=True, exist_ok=True)

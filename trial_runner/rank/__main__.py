@@ -72,12 +72,18 @@ def train(spec: TrialSpec, recorder: StepRecorder) -> None:
     if spec.data == "synthetic":
         tokens.use_synthetic_tokens(config, spec.seed)
     prepare(config, spec)
-    recorder.event("prepared", gc_freq=config.training.gc_freq, start_mode="scratch")
+    start_mode = "scratch" if spec.weights is None else "seed_weights"
+    recorder.event("prepared", gc_freq=config.training.gc_freq, start_mode=start_mode)
 
     from torchtitan.tools.logging import init_logger
 
     init_logger()
     trainer = config.build()
+    if spec.weights is not None:
+        from trial_runner.rank import seed_weights
+
+        known = seed_weights.exist(spec.weights)
+        (seed_weights.load if known else seed_weights.save)(trainer.model_parts, spec.weights)
     recorder.event("built")
     recorder.attach(trainer)
     trainer.train()
@@ -86,8 +92,8 @@ def train(spec: TrialSpec, recorder: StepRecorder) -> None:
 def prepare(config: Any, spec: TrialSpec) -> None:
     """Set what belongs to the measurement and not to the candidate: step count, seed, no checkpoints, no validation.
 
-    Every trial starts from scratch and collects garbage as often as the user's function says: no knob changes either,
-    and both are recorded.
+    Every trial starts from scratch, or from the study's seed weights, and collects garbage as often as the user's
+    function says: no knob changes either, and both are recorded.
     """
     config.training.steps = spec.warmup_steps + spec.steps + (2 if spec.trace else 0)
     config.debug.seed = spec.seed

@@ -48,7 +48,12 @@ def function_name(base: BaseFunction, suffix: str) -> str:
     return re.sub(r"\W", "_", f"{base.function}_{suffix}")
 
 
-def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function: str, header: str) -> str:
+def docstring(text: str) -> str:
+    """``text`` as the docstring of a Python file."""
+    return '"""' + text.strip().replace("\\", "\\\\").replace('"""', "'''") + '\n"""'
+
+
+def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function: str, header: str | None) -> str:
     """The text of the config file.
 
     The function calls the user's own and sets recipe and knobs on what it returns; everything else stays as the
@@ -59,7 +64,7 @@ def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function
         base: the user's config function.
         recipe: sequence length, global batch, precision.
         function: name of the function to write.
-        header: docstring of the file: study, trial, versions, evidence.
+        header: docstring of the file: study, trial, versions, evidence; None: the file without one.
 
     Raises:
         UserError: the global batch does not divide, or the function has float8 layers that the candidate has not.
@@ -86,10 +91,9 @@ def render(candidate: Candidate, base: BaseFunction, recipe: Recipe, *, function
         *extra.lines,
         "return config",
     ]
-    doc = '"""' + header.strip().replace("\\", "\\\\").replace('"""', "'''") + '\n"""'
     return "\n".join(
         [
-            doc,
+            *([] if header is None else [docstring(header)]),
             "",
             *import_lines,
             "",

@@ -1,28 +1,29 @@
-"""The winner's commit: its config function and a row in the change table."""
+"""The winner's commit: its config function, the claim behind it, a row in the change table, the report."""
 
 from __future__ import annotations
 
 import csv
-from datetime import date
 import io
 from pathlib import Path
 import re
-from typing import Any
 
-from search_space.candidate import Candidate
-from trial_runner.recipe.config_file import render
-from tuner.evidence.compare import Comparison
-from tuner.evidence.compare import UNCHANGED
+from trial_runner.recipe.config_file import docstring
+from tuner.evidence import wording
+from tuner.evidence.claim import Claim
 from tuner.repository import commit_files
 from tuner.repository import open_repository
 from tuner.repository import read_file
 from tuner.repository import tip_of
-from tuner.study.plan import StudyPlan
-from tuner.study.plan import versions
 
 
 TABLE = "tuning_ledger.csv"
-"""Change table in the user's repository."""
+"""Change table in the user's repository, for programs."""
+
+PAGE = "TUNING.md"
+"""The same for people."""
+
+BEGIN, END = "<!-- tuning ledger -->", "<!-- end of tuning ledger -->"
+"""What stands around the table in :data:`PAGE`; the rest of the file is the user's."""
 
 COLUMNS = (
     "date",
@@ -31,18 +32,28 @@ COLUMNS = (
     "why",
     "config",
     "before_step_time_s",
+    "before_interval_s",
     "after_step_time_s",
+    "after_interval_s",
     "change_pct",
     "change_interval_pct",
+    "before_p95_s",
+    "after_p95_s",
+    "before_tokens_per_s_per_device",
+    "after_tokens_per_s_per_device",
     "before_mfu_pct",
     "after_mfu_pct",
     "before_peak_reserved_gib",
     "after_peak_reserved_gib",
+    "loss",
     "trace",
     "versions",
     "approved_by",
 )
 """Columns of the change table."""
+
+SHOWN = ("date", "what", "change_pct", "after_mfu_pct", "config", "study", "approved_by")
+"""Columns of :data:`PAGE`."""
 
 
 def branch_of(study: str) -> str:
@@ -61,135 +72,115 @@ def check_commit_target(commit_to: str | None) -> None:
         open_repository(Path(commit_to).expanduser(), create=False)
 
 
-def winner_function(plan: StudyPlan) -> str:
-    """Name of the committed function and of its file: model, hardware, scale."""
-    parts = [plan.base.function, plan.setting.hardware.name, f"{plan.setting.num_devices}x"]
-    return re.sub(r"\W+", "_", "_".join(parts)).strip("_").lower()
-
-
-def commit_winner(
-    plan: StudyPlan,
-    study: str,
-    winner: dict[str, Any],
-    baseline: dict[str, Any],
-    comparison: Comparison,
-    repository: Path,
-    create: bool,
-) -> dict[str, str]:
-    """Commit the winner to branch ``tune/<study>``.
+def commit_claim(claim: Claim, repository: Path, create: bool) -> dict[str, str]:
+    """Commit a claim to branch ``tune/<study>``; the same claim is not committed twice.
 
     Args:
-        plan: the study's plan.
-        study: the study's name.
-        winner: record of the winning trial.
-        baseline: record of the baseline trial.
-        comparison: winner against baseline.
+        claim: the winner and its evidence.
         repository: where to commit.
         create: make the repository when there is none.
 
     Returns:
-        ``repo``, ``branch``, ``hash`` and ``file``.
+        ``repo``, ``branch``, ``hash``, ``file`` and ``function``.
 
     Raises:
-        UserError: ``repository`` is no repository, or git refuses.
+        UserError: ``repository`` is no repository, the branch is checked out, or git refuses.
     """
     top = open_repository(repository, create)
-    if winner["number"] == baseline["number"]:
-        comparison = UNCHANGED
-    # What did not take effect is not committed: the figures belong to the configuration that really ran.
-    winner = winner | {"candidate": winner.get("effective_candidate") or winner["candidate"]}
-    candidate = Candidate.from_json(winner["candidate"])
-    name = winner_function(plan)
-    branch = branch_of(study)
-    header = _evidence(plan, study, winner, baseline, comparison)
-    text = render(candidate, plan.base, plan.recipe, function=name, header=header)
-    file = f"{name}.py"
-    tip = tip_of(top, branch)
-    table = read_file(top, tip or "HEAD", TABLE)
-    row = _row(plan, study, winner, baseline, comparison, file)
-    what = row["what"] or "baseline kept"
+    branch = branch_of(claim.study)
+    at = tip_of(top, branch) or "HEAD"
+    files = files_of(claim, read_file(top, at, TABLE), read_file(top, at, PAGE))
+    what = _what(claim) or "baseline kept"
     message = (
-        f"Tune {plan.base.function}: {what}\n\n"
-        f"{_gain(comparison)} on {plan.setting.num_devices} × {plan.setting.hardware.name}, study {study}.\n"
+        f"Tune {claim.function.split(':')[-1]}: {what}\n\n"
+        f"{wording.gain(claim.comparison).capitalize()} on {claim.num_devices} × {claim.hardware}, "
+        f"study {claim.study}.\n"
     )
-    commit = commit_files(top, branch, {file: text, TABLE: add_row(table, row)}, message)
-    return {"repo": str(top), "branch": branch, "hash": commit, "file": file, "function": name}
+    if claim.approved_by:
+        message += f"\nApproved-by: {claim.approved_by}\n"
+    commit = commit_files(top, branch, files, message, sign=not create)
+    return {"repo": str(top), "branch": branch, "hash": commit, "file": f"{claim.name}.py", "function": claim.name}
 
 
-def _gain(comparison: Comparison) -> str:
-    low, high = comparison.step_time_change_ci_pct
-    return (
-        f"Step time {comparison.step_time_change_pct:+.1f}% [{low:+.1f}, {high:+.1f}], "
-        f"MFU {comparison.mfu_points:+.1f} points"
-    )
+def files_of(claim: Claim, table: str | None, page: str | None) -> dict[str, str]:
+    """The commit's files by name.
 
-
-def _evidence(
-    plan: StudyPlan, study: str, winner: dict[str, Any], baseline: dict[str, Any], comparison: Comparison
-) -> str:
-    setting = plan.setting
-    lines = [
-        f"{plan.base.module}:{plan.base.function} tuned for {setting.num_devices} × {setting.hardware.name}.",
-        "",
-        f"study: {study}, trial {winner['number']} against baseline trial {baseline['number']}",
-        f"recipe: sequence {setting.seq_len}, global batch {setting.global_batch_seqs}, {setting.precision}",
-        f"before: {_figures(baseline)}",
-        f"after:  {_figures(winner)}",
-        f"change: {_gain(comparison)} ({'significant' if comparison.significant else 'within noise'})",
-        f"peak used for MFU: {setting.hardware.peak(setting.precision) / 1e12:.4g} TFLOP/s per device",
-        f"versions: {', '.join(f'{key} {value}' for key, value in versions().items())}",
-    ]
-    if plan.job.recipe.data == "synthetic":
-        lines.append("measured on synthetic tokens; the data loader of the original function is untouched here")
-    return "\n".join(lines)
-
-
-def _figures(trial: dict[str, Any]) -> str:
-    low, high = trial["step_time_ci_s"]
-    return (
-        f"step {trial['step_time_s']:.4g} s [{low:.4g}, {high:.4g}], p95 {trial['step_time_p95_s']:.4g} s, "
-        f"{trial['tokens_per_s_per_device']:.4g} tokens/s/device, MFU {trial['mfu_pct']:.2f}%, "
-        f"peak reserved {trial['peak_reserved_gib']:.2f} GiB"
-    )
-
-
-def _row(
-    plan: StudyPlan,
-    study: str,
-    winner: dict[str, Any],
-    baseline: dict[str, Any],
-    comparison: Comparison,
-    file: str,
-) -> dict[str, str]:
-    changed = Candidate.from_json(winner["candidate"]).changed(Candidate.from_json(baseline["candidate"]))
-    low, high = comparison.step_time_change_ci_pct
+    Args:
+        claim: the winner and its evidence.
+        table: the change table as it is now, if there is one.
+        page: the same for people.
+    """
+    grown = add_row(table, row_of(claim))
     return {
-        "date": date.today().isoformat(),
-        "study": study,
-        "what": "; ".join(f"{knob}={value}" for knob, value in changed.items()),
-        "why": "fastest measured, significant" if changed else "nothing measured beat the baseline beyond noise",
-        "config": file,
-        "before_step_time_s": f"{baseline['step_time_s']:.5g}",
-        "after_step_time_s": f"{winner['step_time_s']:.5g}",
-        "change_pct": f"{comparison.step_time_change_pct:+.2f}",
-        "change_interval_pct": f"[{low:+.2f}, {high:+.2f}]",
-        "before_mfu_pct": f"{baseline['mfu_pct']:.2f}",
-        "after_mfu_pct": f"{winner['mfu_pct']:.2f}",
-        "before_peak_reserved_gib": f"{baseline['peak_reserved_gib']:.2f}",
-        "after_peak_reserved_gib": f"{winner['peak_reserved_gib']:.2f}",
-        "trace": "/".join([study, *Path((winner.get("traces") or [""])[0]).parts[-3:]]),
-        "versions": " ".join(f"{key}={value}" for key, value in versions().items()),
-        "approved_by": "",
+        f"{claim.name}.py": docstring(wording.evidence(claim)) + "\n" + claim.module,
+        f"{claim.name}.claim.json": claim.to_json(),
+        f"{claim.name}.report.md": wording.report(claim),
+        TABLE: grown,
+        PAGE: add_page(page, grown),
     }
+
+
+def _what(claim: Claim) -> str:
+    return "; ".join(f"{knob}={after}" for knob, (_, after) in claim.changed.items())
+
+
+def row_of(claim: Claim) -> dict[str, str]:
+    """The claim's row in the change table."""
+    before, after, found = claim.before, claim.after, claim.comparison
+    low, high = found["step_time_change_ci_pct"]
+    return {
+        "date": claim.date,
+        "study": claim.study,
+        "what": _what(claim),
+        "why": claim.why,
+        "config": f"{claim.name}.py",
+        "before_step_time_s": f"{before.step_time_s:.5g}",
+        "before_interval_s": "[{:.5g}, {:.5g}]".format(*before.step_time_ci_s),
+        "after_step_time_s": f"{after.step_time_s:.5g}",
+        "after_interval_s": "[{:.5g}, {:.5g}]".format(*after.step_time_ci_s),
+        "change_pct": f"{found['step_time_change_pct']:+.2f}",
+        "change_interval_pct": f"[{low:+.2f}, {high:+.2f}]",
+        "before_p95_s": f"{before.step_time_p95_s:.5g}",
+        "after_p95_s": f"{after.step_time_p95_s:.5g}",
+        "before_tokens_per_s_per_device": f"{before.tokens_per_s_per_device:.5g}",
+        "after_tokens_per_s_per_device": f"{after.tokens_per_s_per_device:.5g}",
+        "before_mfu_pct": f"{before.mfu_pct:.2f}",
+        "after_mfu_pct": f"{after.mfu_pct:.2f}",
+        "before_peak_reserved_gib": f"{before.peak_reserved_gib:.2f}",
+        "after_peak_reserved_gib": f"{after.peak_reserved_gib:.2f}",
+        "loss": claim.parity["verdict"],
+        "trace": (after.traces or ("",))[0],
+        "versions": " ".join(f"{key}={value}" for key, value in claim.versions.items()),
+        "approved_by": claim.approved_by,
+    }
+
+
+def read_rows(table: str | None) -> list[dict[str, str]]:
+    """The rows of a change table."""
+    return list(csv.DictReader(io.StringIO(table))) if table else []
 
 
 def add_row(table: str | None, row: dict[str, str]) -> str:
     """The change table with ``row`` in it; an earlier row of the same study is replaced."""
-    rows = list(csv.DictReader(io.StringIO(table))) if table else []
-    rows = [old for old in rows if old.get("study") != row["study"]] + [row]
+    rows = [old for old in read_rows(table) if old.get("study") != row["study"]] + [row]
     columns = list(dict.fromkeys([*COLUMNS, *(key for old in rows for key in old if key)]))
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
+    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def add_page(page: str | None, table: str) -> str:
+    """The page for people with the change table in it; what the user wrote around it stays."""
+    lines = [BEGIN, f"| {' | '.join(name.replace('_', ' ') for name in SHOWN)} |", "|---" * len(SHOWN) + "|"]
+    for row in read_rows(table):
+        cells = [(row.get(name) or "").replace("|", "\\|").replace("\n", " ") for name in SHOWN]
+        lines.append(f"| {' | '.join(cells)} |")
+    block = "\n".join([*lines, END])
+    if page is None:
+        return f"# Tuning ledger\n\nEvery row is a configuration change with its evidence; see {TABLE}.\n\n{block}\n"
+    if BEGIN in page and END in page[page.index(BEGIN) :]:
+        start = page.index(BEGIN)
+        return page[:start] + block + page[page.index(END, start) + len(END) :]
+    return f"{page.rstrip()}\n\n{block}\n"

@@ -70,6 +70,16 @@ class StudyFolder:
         return self.root / "journal.jsonl"
 
     @property
+    def claim(self) -> Path:
+        """``claim.json``: the winner with its evidence, as it is committed."""
+        return self.root / "claim.json"
+
+    @property
+    def seed_weights(self) -> Path:
+        """``seed_weights``: initial weights that confirmation runs of every layout begin with."""
+        return self.root / "seed_weights"
+
+    @property
     def optuna(self) -> Path:
         """``optuna.db``: Optuna's storage."""
         return self.root / "optuna.db"

@@ -22,6 +22,7 @@ from search_space.sampler import PoolSampler
 from search_space.sampler import Prior
 from search_space.sampler.pool_sampler import KEY
 from tuner.records.layout import network_mount
+from tuner.records.roles import searched
 
 
 SPACE = "space"
@@ -152,7 +153,7 @@ class Asker:
         for record in records:
             candidate = Candidate.from_json(record["candidate"])
             seconds = record.get("step_time_s")
-            if record.get("role") == "confirm" or candidate.key() in known or not seconds:
+            if not searched(record) or candidate.key() in known or not seconds:
                 continue
             if self._pool.position(candidate) is None:
                 continue

@@ -2,71 +2,100 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import numpy as np
+import shutil
 
 from search_space.candidate import Candidate
-from trial_runner.measure import read_records
-from trial_runner.measure import steady_times
-from tuner.evidence.compare import compare
-from tuner.evidence.compare import Comparison
+from tuner.evidence.parity import same_start
+from tuner.records import roles
+from tuner.study.judging import Judge
 from tuner.study.loop import Loop
 from tuner.study.loop import StudyState
 
 
-def confirm(loop: Loop) -> None:
-    """Measure best and baseline once more each, if both fit; they count beside their first runs.
+MOST_RUNS = 5
+"""Runs of each side after which an undecided difference is called noise."""
 
-    A job with ``confirm_share = 0`` wants no confirmation.
+TIGHT_PCT = 1.0
+"""Half-width of the difference's interval at which it is tight enough, percent of the step time."""
+
+MOST_FAILURES = 2
+"""Failed runs after which confirmation is given up: what there is must do."""
+
+WEIGHTS_ROOM = 1.5
+"""Room on disk that seed weights must find, as a multiple of their size."""
+
+
+def confirm(loop: Loop) -> None:
+    """Measure baseline and best in turns until their difference is decided, tight, or the budget is at its end.
+
+    The order is A B A, then B A for every further round; a rival whose interval reaches into the best's is measured in
+    the first. Where the layouts differ, all begin with the same weights, so that their losses compare. A job with
+    ``confirm_share = 0`` wants no confirmation.
     """
     state = loop.state
-    if not state.plan.job.budget.confirm_share:
+    found = finalists(state)
+    if not state.plan.job.budget.confirm_share or len(found) < 2:
         return
-    best, baseline = state.best, state.baseline
-    if best is None or baseline is None or best is baseline:
-        return
-    confirmed = [
-        trial["candidate"] for trial in state.trials if trial["role"] == "confirm" and trial["state"] == "measured"
-    ]
-    if best["candidate"] in confirmed:
-        return
-    rival = runner_up(state)
-    # The baseline is measured again beside every new best, and a rival in between: the hour counts, too.
-    for record in (best, rival, baseline):
-        if record is not None:
-            loop.run_one(Candidate.from_json(record["candidate"]), "confirm")
+    baseline, best = found[0], found[1]
+    weights = seed_weights(state, found)
+    judge = Judge(state)
+    failed = 0
+    while not _enough(state, judge, best, baseline):
+        first = not _runs(state, baseline)
+        turn = [baseline, *found[1:], baseline] if first else [*found[1:2], baseline]
+        for candidate in turn:
+            if first and candidate != baseline and _runs(state, candidate):
+                continue
+            record = loop.run_one(candidate, roles.CONFIRM, weights)
+            failed += record is not None and record["state"] != "measured"
+            if record is None or failed == MOST_FAILURES:
+                return
 
 
-def runner_up(state: StudyState) -> dict[str, Any] | None:
-    """The second best measured trial of the search, if its interval reaches into the best's; the baseline is none."""
-    best = state.best
-    others = [trial for trial in state.measured if trial["role"] == "search" and trial is not best]
-    second = min(others, key=lambda trial: trial["step_time_s"], default=None)
-    if best is None or second is None or second["step_time_ci_s"][0] > best["step_time_ci_s"][1]:
-        return None
-    return second
-
-
-def choose_winner(state: StudyState) -> tuple[dict[str, Any], Comparison] | None:
-    """The winner and its comparison with the baseline; the baseline wins where the gain is within noise."""
+def finalists(state: StudyState) -> list[Candidate]:
+    """The baseline, the best of the search, and the runner-up whose interval reaches into the best's; the baseline
+    alone when nothing measured is faster."""
     best, baseline = state.best, state.baseline
     if best is None or baseline is None:
+        return []
+    if best is baseline:
+        return [Candidate.from_json(baseline["candidate"])]
+    others = [trial for trial in state.measured if trial["role"] == roles.SEARCH and trial is not best]
+    second = min(others, key=lambda trial: trial["step_time_s"], default=None)
+    found = [baseline, best]
+    if second is not None and second["step_time_ci_s"][0] <= best["step_time_ci_s"][1]:
+        found.append(second)
+    return list(dict.fromkeys(Candidate.from_json(trial["candidate"]) for trial in found))
+
+
+def seed_weights(state: StudyState, candidates: list[Candidate]) -> str | None:
+    """Folder of the weights that all of these begin with; None where their layouts begin alike, or the disk is full."""
+    if all(same_start(candidate, candidates[0]) for candidate in candidates):
         return None
-    ideal_s = state.plan.setting.ideal_s
-    rival = runner_up(state)
-    if rival is not None and min(len(_runs(state, best)), len(_runs(state, rival))) > 1:
-        # Both were repeated in turns: the repeats decide, not which of them had the luckier first run.
-        best = min((best, rival), key=lambda record: float(np.median(np.concatenate(_runs(state, record)))))
-    comparison = compare(_runs(state, best), _runs(state, baseline), ideal_s)
-    if best is baseline or not comparison.significant:
-        return baseline, comparison
-    return best, comparison
+    need = WEIGHTS_ROOM * 4 * state.plan.base.num_params
+    free = shutil.disk_usage(state.folder.root).free
+    if free < need:
+        text = (
+            f"no room for seed weights in {state.folder.root} ({free / 2**30:.0f} GiB free, {need / 2**30:.0f} GiB "
+            "needed): losses of different layouts are not compared"
+        )
+        state.emit("warning", text=text)
+        return None
+    return str(state.folder.seed_weights)
 
 
-def _runs(state: StudyState, record: dict[str, Any]) -> list[np.ndarray]:
-    """Step times of every measured run of a record's candidate."""
-    same = [trial for trial in state.measured if trial["candidate"] == record["candidate"]]
-    world = state.plan.setting.num_devices
-    return [steady_times(read_records(Path(trial["folder"]), world)) for trial in same]
+def _enough(state: StudyState, judge: Judge, best: Candidate, baseline: Candidate) -> bool:
+    mine, theirs = _runs(state, best), _runs(state, baseline)
+    if not mine or theirs < 2:
+        return False
+    found = judge.compare(best, baseline)
+    low, high = found.step_time_change_ci_pct
+    return found.decided or (high - low) / 2 <= TIGHT_PCT or min(mine, theirs) >= MOST_RUNS
+
+
+def _runs(state: StudyState, candidate: Candidate) -> int:
+    """Measured confirmation runs of a candidate."""
+    return sum(
+        trial["role"] == roles.CONFIRM and Candidate.from_json(trial["candidate"]) == candidate
+        for trial in state.measured
+    )

@@ -20,6 +20,7 @@ from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.evidence.sanity import unsound
+from tuner.records import roles
 from tuner.records.journal import Journal
 from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
@@ -103,7 +104,7 @@ class StudyState:
         searched = [
             trial
             for trial in self.measured
-            if trial["role"] == "baseline" or (trial["role"] != "confirm" and not unsound(trial, baseline))
+            if trial["role"] == "baseline" or (roles.searched(trial) and not unsound(trial, baseline))
         ]
         return min(searched, key=lambda trial: trial["step_time_s"], default=None)
 
@@ -152,13 +153,20 @@ class Loop:
                 return self.reason
             time.sleep(POLL_S)
 
-    def run_one(self, candidate: Candidate, role: str) -> dict[str, Any] | None:
-        """Run one trial outside the search, if its worst case fits; returns its record."""
+    def run_one(self, candidate: Candidate, role: str, weights: str | None = None) -> dict[str, Any] | None:
+        """Run one trial outside the search, if its worst case fits; returns its record.
+
+        Args:
+            candidate: the knobs.
+            role: one of :mod:`tuner.records.roles`.
+            weights: folder of the weights it begins with; None: from scratch.
+        """
         state = self.state
         worst = self.shape.devices * state.knowledge.worst_s(candidate)
         if state.stop_asked or not state.meter.fits(worst):
             return None
-        number = self._launch(candidate, role, self._bounded(min(SLACK * worst, state.meter.left)), None)
+        allowance = self._bounded(min(SLACK * worst, state.meter.left))
+        number = self._launch(candidate, role, allowance, None, weights=weights)
         while number in self._running:
             if state.stop_asked:
                 self._stop_all()
@@ -259,21 +267,24 @@ class Loop:
         allowance: float,
         asked: optuna.Trial | None,
         move: Diagnosis | None = None,
+        weights: str | None = None,
     ) -> int:
         """Reserve, place and start one trial; a trial that cannot be placed is recorded as failed.
 
         Args:
             candidate: the knobs.
-            role: ``baseline``, ``search``, ``ratio`` or ``confirm``.
+            role: one of :mod:`tuner.records.roles`.
             allowance: device-seconds after which it is killed; they are held back until it ends.
             asked: Optuna's trial, if it was asked for one.
             move: the diagnosis that speaks for it.
+            weights: folder of the weights it begins with; None: from scratch.
         """
         state = self.state
         number = state.next_number
         state.next_number += 1
         run = TrialRun(state.plan, state.folder, number, role, candidate)
         run.move = move.to_json() if move is not None else None
+        run.weights = weights
         predicted = state.knowledge.predicted(candidate)
         run.predicted_step_s = float(str(predicted["step_time_s"]))
         state.meter.reserve(str(number), allowance)
@@ -378,7 +389,7 @@ class Loop:
 def _counts(record: dict[str, Any]) -> bool:
     """Whether a trial counts towards the job's limit: one of the search that was not cut off from outside."""
     cut_off = (record["failure"] or {}).get("class") in TRANSIENT
-    return record["role"] != "confirm" and not cut_off
+    return roles.searched(record) and not cut_off
 
 
 def _fit(plan: StudyPlan, session: ClusterSession, share_nodes: bool) -> tuple[GangShape, int]:

@@ -21,15 +21,17 @@ from trial_runner.recipe.base import BaseFunction
 from tuner.budget import Meter
 from tuner.cluster.session import join
 from tuner.evidence.commit import check_commit_target
-from tuner.evidence.commit import commit_winner
+from tuner.evidence.commit import commit_claim
 from tuner.probing.start import probe_at_start
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
 from tuner.records.summary import Summary
 from tuner.repository import head_of
+from tuner.study.ablate import ablate
 from tuner.study.asking import Asker
-from tuner.study.confirm import choose_winner
+from tuner.study.choosing import choose
+from tuner.study.claiming import make_claim
 from tuner.study.confirm import confirm
 from tuner.study.costs import CostModel
 from tuner.study.deciding import observation_of
@@ -227,6 +229,8 @@ def run_study(
             reason = loop.search(options.budget_device_s * (1 - share))
             if reason != "interrupted":
                 confirm(loop)
+                if plan.job.budget.ablate:
+                    ablate(loop)
         if state.stop_asked:
             return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
         return _conclude(state, options, reason)
@@ -292,21 +296,27 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
     """Choose and commit the winner; say what came of it."""
     if not state.measured:
         return NOTHING_MEASURED if reason.startswith("budget") else UNSERVABLE, _end(state, reason)
-    chosen = choose_winner(state)
+    chosen = choose(state)
     if chosen is None:
         return UNSERVABLE, _end(state, reason)
-    winner, comparison = chosen
-    baseline = state.baseline
-    assert baseline is not None
-    state.emit("winner", number=winner["number"], label=winner["label"], comparison=comparison.to_json())
+    winner, comparison = chosen.winner, chosen.comparison
+    state.emit(
+        "winner",
+        number=winner["number"],
+        label=winner["label"],
+        comparison=comparison.to_json(),
+        parity=chosen.parity.to_json(),
+        changes=list(chosen.changes),
+        why=chosen.why,
+    )
     if state.plan.rehearsal:
         state.emit("warning", text="a rehearsal measures nothing, so its winner is not committed")
         return DONE, _end(state, reason)
     target = Path(options.commit_to).expanduser() if options.commit_to else state.folder.repository
     try:
-        done = commit_winner(
-            state.plan, state.folder.name, winner, baseline, comparison, target, create=options.commit_to is None
-        )
+        claim = make_claim(state, chosen)
+        state.folder.claim.write_text(claim.to_json())
+        done = commit_claim(claim, target, create=options.commit_to is None)
     except UserError as error:
         # What was measured must not be lost to a repository; `tune resume` commits once it is mended.
         state.emit("warning", text=f"the winner was not committed: {error}")

@@ -20,6 +20,7 @@ from search_space.pool import Pool
 from search_space.sampler import Carried
 from search_space.setting import Setting
 from tuner.records.layout import StudyFolder
+from tuner.records.roles import searched
 from tuner.records.summary import summarise
 
 
@@ -77,9 +78,7 @@ def read_source(folder: StudyFolder, setting: Setting, now: dict[str, Any]) -> S
     if facts.get("rehearsal"):
         raise UserError(f"--from {folder.name}: a rehearsal, nothing was measured there; leave it out")
     check_source(facts, folder.name, now)
-    records = tuple(
-        trial for trial in summarise(folder).trials if trial.get("step_time_s") and trial.get("role") != "confirm"
-    )
+    records = tuple(trial for trial in summarise(folder).trials if trial.get("step_time_s") and searched(trial))
     if not records or not folder.coefficients.exists():
         raise UserError(f"--from {folder.name}: nothing was measured there; leave it out")
     from trial_runner.recipe.base import BaseFunction

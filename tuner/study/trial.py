@@ -72,7 +72,7 @@ class TrialRun:
         plan: the study's plan.
         folder: the study's folder.
         number: trial number.
-        role: ``baseline``, ``search`` or ``confirm``.
+        role: one of :mod:`tuner.records.roles`.
         candidate: the knobs.
     """
 
@@ -89,6 +89,8 @@ class TrialRun:
         self._listened = 0.0
         self.move: dict[str, Any] | None = None
         """The diagnosis that spoke for the candidate."""
+        self.weights: str | None = None
+        """Folder of the weights it begins with; None: from scratch."""
         self.early: Standing | None = None
         """Why the trial was ended before its last step; None: it was not."""
         self._watch = StepWatch(self.folder, candidate.num_devices)
@@ -169,6 +171,7 @@ class TrialRun:
             user_path=plan.base.user_path,
             workdir=plan.workdir,
             threads=plan.threads,
+            weights=self.weights,
             env=env,
             program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={

@@ -1,0 +1,66 @@
+"""The noise floor: how much two runs of one configuration differ on the same devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+
+PRIOR_SD = {"gpu": 0.005, "cpu": 0.02}
+"""Standard deviation of the log median step time between runs, before any run was repeated, by kind of device."""
+
+PRIOR_DOF = 2.0
+"""Repeats that the prior counts for: few, so that a noisier machine shows in two or three."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Run-to-run noise of the log median step time."""
+
+    sd: float
+    """Standard deviation, natural-log units (0.01 is about 1%)."""
+
+    dof: float
+    """Degrees of freedom behind it, the prior's counted."""
+
+    repeats: int
+    """Runs beyond the first of their configuration that it rests on; 0: the prior alone."""
+
+    @property
+    def floor_pct(self) -> float:
+        """Difference of two single runs that 95% of repeats stay within, percent."""
+        return float(100 * np.expm1(t.ppf(0.975, self.dof) * self.sd * np.sqrt(2)))
+
+    def draws(self, runs: int, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Errors of the mean of ``runs`` log medians, shape (size,): Student's t, scaled."""
+        return self.sd / np.sqrt(runs) * rng.standard_t(self.dof, size)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, and the floor in percent."""
+        return asdict(self) | {"floor_pct": self.floor_pct}
+
+
+def estimate(medians: Sequence[Sequence[float]], device: str) -> Noise:
+    """Noise from repeated runs: the pooled variance of log medians within configurations, with a weak prior.
+
+    The prior is a scaled inverse χ² with :data:`PRIOR_DOF` degrees of freedom (Gelman et al., Bayesian Data Analysis,
+    3rd ed., section 2.6), so the errors of a mean follow Student's t.
+
+    Args:
+        medians: median step times of the runs of each configuration, seconds; configurations that ran once say nothing.
+        device: ``gpu`` or ``cpu``.
+    """
+    squares, repeats = 0.0, 0
+    for runs in medians:
+        logs = np.log(np.asarray(runs, dtype=float))
+        if len(logs) > 1:
+            squares += float(((logs - logs.mean()) ** 2).sum())
+            repeats += len(logs) - 1
+    dof = PRIOR_DOF + repeats
+    variance = (PRIOR_DOF * PRIOR_SD[device] ** 2 + squares) / dof
+    return Noise(sd=float(np.sqrt(variance)), dof=dof, repeats=repeats)

@@ -1,0 +1,102 @@
+"""Choosing the winner: surely faster than the baseline, the simplest of those that cannot be told apart, sound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from search_space.candidate import Candidate
+from tuner.evidence.compare import Comparison
+from tuner.evidence.compare import unchanged
+from tuner.evidence.parity import Parity
+from tuner.records.journal import read_journal
+from tuner.study.confirm import finalists
+from tuner.study.judging import Judge
+from tuner.study.loop import StudyState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The winner and what it rests on."""
+
+    winner: dict[str, Any]
+    """Record of one of its trials."""
+
+    comparison: Comparison
+    """Winner against baseline; of a kept baseline, the best rival against it."""
+
+    parity: Parity
+    """Whether the loss curves agree; of a kept baseline, of the rival that was refused for it."""
+
+    changes: tuple[dict[str, Any], ...] = field(default=())
+    """What each change from the baseline bought."""
+
+    why: str = ""
+    """Why this one, in words."""
+
+
+def fastest_simple(state: StudyState, judge: Judge) -> Candidate | None:
+    """The finalist that wins on step time.
+
+    A finalist counts when its gain over the baseline is significant. Of those that the fastest does not beat beyond
+    noise, the one with the fewest changes from the baseline wins. None without a baseline.
+    """
+    found = finalists(state)
+    if not found:
+        return None
+    baseline, rivals = found[0], [candidate for candidate in found[1:] if judge.times(candidate)]
+    able = [candidate for candidate in rivals if judge.compare(candidate, baseline).significant]
+    if not able:
+        return baseline
+    top = min(able, key=judge.level_s)
+    equal = [candidate for candidate in able if candidate == top or not judge.compare(top, candidate).significant]
+    return min(equal, key=lambda candidate: (len(candidate.changed(baseline)), judge.level_s(candidate)))
+
+
+def choose(state: StudyState) -> Choice | None:
+    """The study's winner; None when there is no measured baseline."""
+    judge = Judge(state)
+    picked = fastest_simple(state, judge)
+    record = state.baseline
+    if picked is None or record is None:
+        return None
+    baseline = Candidate.from_json(record["candidate"])
+    changes: tuple[dict[str, Any], ...] = ()
+    if picked == baseline:
+        rivals = [candidate for candidate in finalists(state)[1:] if judge.times(candidate)]
+        if not rivals:
+            comparison, why = unchanged(judge.noise), "nothing measured was faster than the baseline"
+            return Choice(winner=record, comparison=comparison, parity=judge.parity(baseline), why=why)
+        rival = min(rivals, key=judge.level_s)
+        comparison = judge.compare(rival, baseline)
+        why = f"the gain of {rival.label()} is within noise, so the baseline stays"
+        return Choice(winner=record, comparison=comparison, parity=judge.parity(rival), why=why)
+    why = "fastest measured, significant"
+    ablated = _ablation(state, picked)
+    if ablated is not None:
+        simplified = Candidate.from_json(ablated["winner"])
+        changes = tuple(ablated["changes"])
+        if simplified != picked and judge.times(simplified) and judge.compare(simplified, baseline).significant:
+            dropped = len(picked.changed(baseline)) - len(simplified.changed(baseline))
+            picked, why = simplified, f"fastest measured, significant; {dropped} change(s) that bought nothing left out"
+        elif simplified != picked:
+            changes = tuple(change | {"kept": True} for change in changes)
+    comparison, parity = judge.compare(picked, baseline), judge.parity(picked)
+    if not parity.may_win:
+        reason = (
+            f"its loss does not agree with the baseline's: {parity.why}"
+            if parity.verdict == "differ"
+            else f"it changes numbers ({', '.join(parity.numeric_changes)}) and was not compared: {parity.why}"
+        )
+        why = f"{picked.label()} is faster, but {reason}; the baseline stays"
+        return Choice(winner=record, comparison=comparison, parity=parity, changes=changes, why=why)
+    return Choice(winner=judge.records(picked)[-1], comparison=comparison, parity=parity, changes=changes, why=why)
+
+
+def _ablation(state: StudyState, best: Candidate) -> dict[str, Any] | None:
+    """The last ablation in the journal, if it began from this candidate."""
+    found = [event for event in read_journal(state.folder.journal) if event["event"] == "ablation"]
+    if not found or Candidate.from_json(found[-1]["best"]) != best:
+        return None
+    return found[-1]
