@@ -185,8 +185,12 @@ def describe(event: dict[str, Any]) -> list[str]:
         return [
             f"held back: {event['count']} candidates that would fail as trial {event['number']} did ({event['reason']})"
         ]
+    if kind == "ablation":
+        kept = sum(change["kept"] for change in event["changes"])
+        return [f"ablation: {kept} of {len(event['changes'])} changes stay"]
     if kind == "winner":
-        return [f"winner: trial {event['number']} {event['label']} · {figures(event['comparison'])}"]
+        lines = [f"winner: trial {event['number']} {event['label']} · {figures(event['comparison'])}"]
+        return [*lines, f"why: {event['why']}"] if event.get("why") else lines
     if kind == "commit":
         return [f"committed {event['hash'][:12]} on {event['branch']} in {event['repo']} ({event['file']})"]
     if kind == "warning":

@@ -149,6 +149,24 @@ def spending_tables(document: dict[str, Any]) -> list[Table | str]:
     return lines
 
 
+def changes_table(changes: list[dict[str, Any]]) -> Table:
+    """What each change from the baseline bought."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title="what each change bought", title_justify="left")
+    for name in ("change", "step time", "95% interval", "how known", ""):
+        table.add_column(name)
+    for change in changes:
+        knobs = ", ".join(f"{knob} {old} → {new}" for knob, (old, new) in change["knobs"].items())
+        effect, interval = change["step_time_change_pct"], change["interval_pct"]
+        table.add_row(
+            knobs,
+            "" if effect is None else f"{effect:+.1f}%",
+            f"{interval[0]:+.1f} to {interval[1]:+.1f}" if interval else "",
+            change["source"].replace("_", " "),
+            "" if change["kept"] else "left out",
+        )
+    return table
+
+
 def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> None:
     """Trials, budget, winner, commit; where nothing was feasible the reasons and the nearest candidates."""
     console.print()
@@ -174,6 +192,15 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
             f"winner: trial {summary.winner}{kept} {label} · best measured against the baseline: ", end="", markup=False
         )
         console.print(figures(summary.comparison), markup=False)
+        if summary.evidence.get("why"):
+            console.print(f"why: {summary.evidence['why']}", markup=False)
+        parity = summary.evidence.get("parity")
+        if parity:
+            console.print(f"loss: {parity['verdict']}: {parity['why']}", markup=False)
+        if summary.evidence.get("changes"):
+            console.print()
+            console.print(changes_table(summary.evidence["changes"]))
+            console.print()
     if summary.commit is not None:
         commit = summary.commit
         console.print(f"commit: {commit['hash']} on branch {commit['branch']} of {commit['repo']}", markup=False)

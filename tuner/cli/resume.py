@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from tuner.cli.running import run_session
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
-    from tuner.study.run import lease
-    from tuner.study.run import reopen
+    from tuner.study.opening import lease
+    from tuner.study.opening import reopen
 
     folder = find_folder(args.study)
     job = Job.model_validate_json(folder.job.read_text())

@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     from tuner.evidence.commit import check_commit_target
     from tuner.records.layout import find_folder
     from tuner.records.layout import new_folder
-    from tuner.study.run import create
-    from tuner.study.run import lease
+    from tuner.study.opening import create
+    from tuner.study.opening import lease
 
     job = load_job(args.job) if args.job else embedded_job()
     if args.budget is not None:

@@ -7,10 +7,13 @@ import io
 from pathlib import Path
 import re
 
+from search_space.errors import UserError
 from trial_runner.recipe.config_file import docstring
 from tuner.evidence import wording
 from tuner.evidence.claim import Claim
+from tuner.repository import changed_files
 from tuner.repository import commit_files
+from tuner.repository import git
 from tuner.repository import open_repository
 from tuner.repository import read_file
 from tuner.repository import tip_of
@@ -51,6 +54,9 @@ COLUMNS = (
     "approved_by",
 )
 """Columns of the change table."""
+
+CLAIM = ".claim.json"
+"""How the names of claims end."""
 
 SHOWN = ("date", "what", "change_pct", "after_mfu_pct", "config", "study", "approved_by")
 """Columns of :data:`PAGE`."""
@@ -113,11 +119,40 @@ def files_of(claim: Claim, table: str | None, page: str | None) -> dict[str, str
     grown = add_row(table, row_of(claim))
     return {
         f"{claim.name}.py": docstring(wording.evidence(claim)) + "\n" + claim.module,
-        f"{claim.name}.claim.json": claim.to_json(),
+        claim.name + CLAIM: claim.to_json(),
         f"{claim.name}.report.md": wording.report(claim),
         TABLE: grown,
         PAGE: add_page(page, grown),
     }
+
+
+def committed_claim(repository: Path, revision: str, name: str | None = None) -> tuple[Claim, str, str]:
+    """A claim that a commit holds, the config file beside it, and the commit's full hash.
+
+    Args:
+        repository: where.
+        revision: any name of the commit.
+        name: the function's name, where there are several claims; those that the commit itself changed come first.
+
+    Raises:
+        UserError: no repository, commit or claim, or several claims.
+    """
+    top = open_repository(repository, create=False)
+    commit = git(top, "rev-parse", "--verify", f"{revision}^{{commit}}")
+    everywhere = git(top, "ls-tree", "-r", "--name-only", commit).splitlines()
+    for files in (changed_files(top, commit), everywhere):
+        claims = [file for file in files if file.endswith(CLAIM) and name in (None, Path(file).name[: -len(CLAIM)])]
+        if len(claims) == 1:
+            text, module = (read_file(top, commit, file) for file in (claims[0], claims[0][: -len(CLAIM)] + ".py"))
+            if module is None:
+                raise UserError(f"commit {revision}: {claims[0]} has no config file beside it")
+            return Claim.from_json(text or "", claims[0]), module, commit
+        if claims:
+            raise UserError(
+                f"commit {revision} holds several claims, name one with --name: {', '.join(sorted(claims))}"
+            )
+    named = f" named {name}" if name else ""
+    raise UserError(f"commit {revision} of {top} holds no claim{named}; `tune commit` writes one")
 
 
 def _what(claim: Claim) -> str:

@@ -84,8 +84,8 @@ def compare(
     """
     rng = np.random.default_rng(0)
     ratio = float(np.exp(_level(candidate) - _level(baseline)))
-    spread = _spread(candidate, noise, rng) - _spread(baseline, noise, rng)
-    low, high = (float(100 * (ratio * np.exp(q) - 1)) for q in np.quantile(spread, [0.025, 0.975]))
+    error = spread(candidate, noise, rng) - spread(baseline, noise, rng)
+    low, high = (float(100 * (ratio * np.exp(q) - 1)) for q in np.quantile(error, [0.025, 0.975]))
     other = float(np.exp(_level(baseline)))
     per_ratio = 100 * ideal_s / other
     points = per_ratio * (1 / ratio - 1)
@@ -102,8 +102,8 @@ def compare(
 
 def level_interval(runs: Sequence[np.ndarray], noise: Noise) -> tuple[float, tuple[float, float]]:
     """Step time of one configuration and its 95% interval, seconds: geometric mean of the runs' medians."""
-    level, spread = _level(runs), _spread(runs, noise, np.random.default_rng(0))
-    low, high = (float(np.exp(level + q)) for q in np.quantile(spread, [0.025, 0.975]))
+    level, error = _level(runs), spread(runs, noise, np.random.default_rng(0))
+    low, high = (float(np.exp(level + q)) for q in np.quantile(error, [0.025, 0.975]))
     return float(np.exp(level)), (low, high)
 
 
@@ -112,7 +112,7 @@ def _level(runs: Sequence[np.ndarray]) -> float:
     return float(np.mean([np.log(np.median(run)) for run in runs]))
 
 
-def _spread(runs: Sequence[np.ndarray], noise: Noise, rng: np.random.Generator) -> np.ndarray:
+def spread(runs: Sequence[np.ndarray], noise: Noise, rng: np.random.Generator) -> np.ndarray:
     """Draws of the error of :func:`_level`, shape (RESAMPLES,)."""
     inside = np.mean([np.log(_medians(run, rng)) - np.log(np.median(run)) for run in runs], axis=0)
     return np.asarray(inside + noise.draws(len(runs), rng, RESAMPLES))

@@ -40,6 +40,11 @@ class Noise:
         """Errors of the mean of ``runs`` log medians, shape (size,): Student's t, scaled."""
         return self.sd / np.sqrt(runs) * rng.standard_t(self.dof, size)
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Noise:
+        """The inverse of :meth:`to_json`."""
+        return cls(sd=values["sd"], dof=values["dof"], repeats=values["repeats"])
+
     def to_json(self) -> dict[str, Any]:
         """Every field, and the floor in percent."""
         return asdict(self) | {"floor_pct": self.floor_pct}
@@ -55,12 +60,22 @@ def estimate(medians: Sequence[Sequence[float]], device: str) -> Noise:
         medians: median step times of the runs of each configuration, seconds; configurations that ran once say nothing.
         device: ``gpu`` or ``cpu``.
     """
+    return pooled(Noise(sd=PRIOR_SD[device], dof=PRIOR_DOF, repeats=0), medians)
+
+
+def pooled(known: Noise, medians: Sequence[Sequence[float]]) -> Noise:
+    """What is known of the noise with more repeated runs taken in.
+
+    Args:
+        known: the noise so far.
+        medians: as in :func:`estimate`.
+    """
     squares, repeats = 0.0, 0
     for runs in medians:
         logs = np.log(np.asarray(runs, dtype=float))
         if len(logs) > 1:
             squares += float(((logs - logs.mean()) ** 2).sum())
             repeats += len(logs) - 1
-    dof = PRIOR_DOF + repeats
-    variance = (PRIOR_DOF * PRIOR_SD[device] ** 2 + squares) / dof
-    return Noise(sd=float(np.sqrt(variance)), dof=dof, repeats=repeats)
+    dof = known.dof + repeats
+    variance = (known.dof * known.sd**2 + squares) / dof
+    return Noise(sd=float(np.sqrt(variance)), dof=dof, repeats=known.repeats + repeats)

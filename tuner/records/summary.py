@@ -72,6 +72,9 @@ class Summary:
     comparison: dict[str, Any] | None = None
     """Winner against baseline."""
 
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """What the winner rests on: ``why``, ``parity``, ``changes``."""
+
     near_misses: list[dict[str, Any]] = field(default_factory=list)
     """Where nothing is feasible: the refused candidates nearest to it, with their reasons."""
 
@@ -92,6 +95,7 @@ class Summary:
             "baseline": self.baseline,
             "winner": self.winner,
             "comparison": self.comparison,
+            **{key: self.evidence.get(key) for key in ("why", "parity", "changes")},
             "commit": self.commit,
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
@@ -153,6 +157,7 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.probe_device_s += event["device_s"]
     elif kind == "winner":
         summary.winner, summary.comparison = event["number"], event.get("comparison")
+        summary.evidence = {key: event[key] for key in ("why", "parity", "changes") if key in event}
     elif kind == "commit":
         summary.commit = {key: event[key] for key in ("repo", "branch", "hash")}
     elif kind == "study_end":

@@ -67,6 +67,9 @@ class StudyPlan:
     notes: tuple[str, ...] = ()
     """What the user should know before the first trial."""
 
+    module: tuple[str, str] | None = None
+    """Text of a config file and the function in it that every trial runs; None: each candidate's is written."""
+
     @property
     def rehearsal(self) -> bool:
         """Whether ranks only pretend to train; nothing that comes of it is a measurement."""

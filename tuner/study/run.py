@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass
-import fcntl
 import json
 import os
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import Any
 
 from pruning.shortage import shortage
 from search_space.errors import UserError
-from search_space.job import Job
 from trial_runner import devices
-from trial_runner.recipe.base import BaseFunction
 from tuner.budget import Meter
 from tuner.cluster.session import join
 from tuner.evidence.commit import check_commit_target
@@ -27,7 +24,6 @@ from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
 from tuner.records.summary import Summary
-from tuner.repository import head_of
 from tuner.study.ablate import ablate
 from tuner.study.asking import Asker
 from tuner.study.choosing import choose
@@ -40,12 +36,8 @@ from tuner.study.lessons import Lessons
 from tuner.study.loop import Listener
 from tuner.study.loop import Loop
 from tuner.study.loop import StudyState
-from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
-from tuner.study.plan import versions
-from tuner.study.transfer import read_source
 from tuner.study.transfer import read_transfer
-from tuner.study.transfer import write_transfer
 
 
 DONE, UNSERVABLE, NOTHING_MEASURED, INTERRUPTED = 0, 2, 3, 130
@@ -72,106 +64,6 @@ class RunOptions:
     """Repository for the winner's branch; None: one in the study folder."""
 
 
-@contextlib.contextmanager
-def lease(folder: StudyFolder) -> Iterator[None]:
-    """Hold the study for this process.
-
-    Raises:
-        UserError: another process holds it.
-    """
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"study folder {folder.root} cannot be made: {error.strerror}") from None
-    with folder.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise UserError(
-                f"study {folder.name} is running already (process {holder}); `tune status` shows it"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
-def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -> StudyPlan:
-    """Plan a new study and write its fixed facts.
-
-    Args:
-        folder: the new study's folder.
-        job: the job.
-        sources: earlier studies whose coefficients and residuals carry over.
-
-    Raises:
-        UserError: the job cannot be planned on this machine, or a source rests on other devices or software.
-    """
-    plan = make_plan(job)
-    folder.root.mkdir(parents=True, exist_ok=True)
-    folder.job.write_text(job.model_dump_json(indent=1))
-    facts = {
-        "study": folder.name,
-        "model": plan.base.shape.name,
-        "function": f"{plan.base.module}:{plan.base.function}",
-        "device": plan.device,
-        "hardware": plan.setting.hardware.name,
-        "num_devices": plan.setting.num_devices,
-        "peak_flops": plan.setting.hardware.peak(plan.setting.precision),
-        "seq_len": plan.setting.seq_len,
-        "global_batch_seqs": plan.setting.global_batch_seqs,
-        "precision": plan.setting.precision,
-        "steps": job.measure.steps,
-        "rehearsal": plan.rehearsal,
-        "warmup_steps": job.measure.warmup_steps,
-        "versions": versions(),
-        "git_head": head_of(Path.cwd()),
-        "workdir": plan.workdir,
-        "base": plan.base.to_json(),
-    }
-    if sources:
-        read = [read_source(source, plan.setting, facts) for source in sources]
-        write_transfer(folder, read, plan.setting)
-    scratch = folder.facts.with_suffix(".writing")
-    scratch.write_text(json.dumps(facts, indent=1))
-    scratch.replace(folder.facts)
-    return plan
-
-
-def reopen(folder: StudyFolder) -> StudyPlan:
-    """The plan of an existing study, with the peak measured when it was created.
-
-    Raises:
-        UserError: software versions changed since, so old and new trials would not be comparable.
-    """
-    job = Job.model_validate_json(folder.job.read_text())
-    facts = json.loads(folder.facts.read_text())
-    now = versions()
-    changed = {k: (v, now.get(k)) for k, v in facts["versions"].items() if k in ("torch", "torchtitan") and v != now[k]}
-    if changed:
-        words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
-        raise UserError(f"study {folder.name}: {words} since it began; start a new study")
-    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None, facts.get("workdir"))
-    found = {
-        "device": plan.device,
-        "hardware": plan.setting.hardware.name,
-        "num_devices": plan.setting.num_devices,
-        "seq_len": plan.setting.seq_len,
-        "global_batch_seqs": plan.setting.global_batch_seqs,
-    }
-    differing = [f"{name} {facts[name]} → {value}" for name, value in found.items() if facts[name] != value]
-    if differing:
-        raise UserError(
-            f"study {folder.name}: {', '.join(differing)} since it began, so old and new trials would not compare; "
-            "resume it on the same devices, or start a new study"
-        )
-    if plan.base.shape != BaseFunction.from_json(facts["base"]).shape:
-        raise UserError(f"study {folder.name}: the model {facts['function']} changed since it began; start a new study")
-    return plan
-
-
 def run_study(
     folder: StudyFolder, plan: StudyPlan, options: RunOptions, listeners: Sequence[Listener]
 ) -> tuple[int, dict[str, Any]]:
@@ -192,7 +84,7 @@ def run_study(
     check_commit_target(options.commit_to)
     before = summarise(folder)
     journal = Journal(folder.journal)
-    state = _open_state(folder, plan, options, journal, list(listeners), before)
+    state = open_state(folder, plan, options, journal, list(listeners), before)
     try:
         state.emit(
             "session",
@@ -219,8 +111,8 @@ def run_study(
                 state, f"no candidate is feasible{hint}", near_misses=near_misses(state), shortage=short
             )
         with (
-            join(plan.device, _local_slots(plan, options.share_nodes), options.address, folder.root) as session,
-            _interruptible(state),
+            join(plan.device, local_slots(plan, options.share_nodes), options.address, folder.root) as session,
+            interruptible(state),
         ):
             state.emit("ray", dashboard=session.dashboard_url, local=session.local)
             probe_at_start(state, session)
@@ -238,7 +130,7 @@ def run_study(
         journal.close()
 
 
-def _local_slots(plan: StudyPlan, share_nodes: bool) -> int:
+def local_slots(plan: StudyPlan, share_nodes: bool) -> int:
     """Slots that a local Ray offers: one gang's, or every core's where gangs may share the node."""
     per_node = plan.setting.devices_per_node
     return max(per_node, devices.num_cpu_slots()) if share_nodes else per_node
@@ -258,7 +150,7 @@ def _carried_notes(folder: StudyFolder, plan: StudyPlan) -> list[str]:
     ]
 
 
-def _open_state(
+def open_state(
     folder: StudyFolder,
     plan: StudyPlan,
     options: RunOptions,
@@ -266,6 +158,16 @@ def _open_state(
     listeners: list[Listener],
     before: Summary,
 ) -> StudyState:
+    """The moving parts of a study, with what earlier sessions learned in them.
+
+    Args:
+        folder: the study's folder.
+        plan: its plan.
+        options: this session's options.
+        journal: its open journal.
+        listeners: called with every event.
+        before: what earlier sessions did.
+    """
     costs = CostModel(plan.device, plan.job.measure)
     coefficients, carried, _ = read_transfer(folder, plan.setting)
     knowledge = Knowledge(plan.pool, plan.setting, costs, coefficients=coefficients, carried=carried)
@@ -363,7 +265,7 @@ def _write_rejected(folder: StudyFolder, state: StudyState) -> None:
 
 
 @contextlib.contextmanager
-def _interruptible(state: StudyState) -> Iterator[None]:
+def interruptible(state: StudyState) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: stop in order. A second one raises where it is."""
 
     def ask(signum: int, frame: object) -> None:

@@ -153,7 +153,11 @@ class TrialRun:
             f"study: {self._study}\ntrial: {self.number}\n"
             f"versions: {', '.join(f'{k} {v}' for k, v in versions().items())}"
         )
-        config_file.write_text(render(self.candidate, plan.base, plan.recipe, function=name, header=header))
+        if plan.module is not None:
+            text, name = plan.module
+        else:
+            text = render(self.candidate, plan.base, plan.recipe, function=name, header=header)
+        config_file.write_text(text)
         env = dict(plan.job.env.get(self.candidate.env, {})) if self.candidate.env != "default" else {}
         spec = TrialSpec(
             study=self._study,

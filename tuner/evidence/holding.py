@@ -1,0 +1,95 @@
+"""Does a claim hold: new runs of a committed configuration against what was claimed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tuner.evidence.claim import Side
+from tuner.evidence.compare import RESAMPLES
+from tuner.evidence.compare import spread
+from tuner.evidence.noise import Noise
+from tuner.evidence.noise import pooled
+
+
+HOLDS, REGRESSED, CANNOT_TELL = "hold", "regressed", "cannot_tell"
+"""Verdicts."""
+
+EXIT_CODES = {HOLDS: 0, REGRESSED: 4, CANNOT_TELL: 5}
+"""Exit codes of the verdicts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Whether a claim holds."""
+
+    verdict: str
+    """:data:`HOLDS`, :data:`REGRESSED` or :data:`CANNOT_TELL`."""
+
+    step_time_s: float
+    """Step time now, seconds."""
+
+    claimed_step_time_s: float
+    """Step time claimed, seconds."""
+
+    change_pct: float
+    """Now against the claim, percent; positive is slower."""
+
+    change_ci_pct: tuple[float, float]
+    """95% interval of the same."""
+
+    noise_floor_pct: float
+    """Difference of two single runs that is noise, percent."""
+
+    runs: int
+    """New runs."""
+
+    why: str
+    """The verdict in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by name."""
+        return asdict(self)
+
+
+def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> Holding:
+    """The stated test.
+
+    The claim holds when the step time is surely (upper end of the 95% interval) not above it by the noise floor; it has
+    regressed when the step time is surely (lower end) above it by half the floor; else nobody can tell yet. Half the
+    floor, not zero: a test that is run every day must not cry for one chance difference in forty.
+
+    Args:
+        claimed: the configuration as it was claimed.
+        claimed_noise: run-to-run noise then.
+        runs: steady step times of each new run, seconds; at least one.
+    """
+    medians = [float(np.median(run)) for run in runs]
+    noise = pooled(claimed_noise, [medians])
+    rng = np.random.default_rng(0)
+    level = float(np.mean(np.log(medians)))
+    error = spread(runs, noise, rng) - noise.draws(len(claimed.run_medians_s), rng, RESAMPLES)
+    change = level - float(np.log(claimed.step_time_s))
+    low, high = (float(change + q) for q in np.quantile(error, [0.025, 0.975]))
+    floor = float(np.log1p(noise.floor_pct / 100))
+    verdict = HOLDS if high < floor else REGRESSED if low > floor / 2 else CANNOT_TELL
+    percent = [float(100 * np.expm1(value)) for value in (change, low, high)]
+    words = {
+        HOLDS: f"not slower by the noise floor of {noise.floor_pct:.1f}%",
+        REGRESSED: f"slower by more than half the noise floor of {noise.floor_pct:.1f}%",
+        CANNOT_TELL: f"the interval is too wide for a noise floor of {noise.floor_pct:.1f}%",
+    }
+    return Holding(
+        verdict=verdict,
+        step_time_s=float(np.exp(level)),
+        claimed_step_time_s=claimed.step_time_s,
+        change_pct=percent[0],
+        change_ci_pct=(percent[1], percent[2]),
+        noise_floor_pct=noise.floor_pct,
+        runs=len(medians),
+        why=f"step time {percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}] against the claim: {words[verdict]}",
+    )

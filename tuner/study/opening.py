@@ -1,0 +1,135 @@
+"""Opening a study: its lease, its fixed facts, a new plan or the old one again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from search_space.errors import UserError
+from search_space.job import Job
+from trial_runner.recipe.base import BaseFunction
+from tuner.records.layout import StudyFolder
+from tuner.repository import head_of
+from tuner.study.plan import make_plan
+from tuner.study.plan import StudyPlan
+from tuner.study.plan import versions
+from tuner.study.transfer import read_source
+from tuner.study.transfer import write_transfer
+
+
+@contextlib.contextmanager
+def lease(folder: StudyFolder) -> Iterator[None]:
+    """Hold the study for this process.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"study folder {folder.root} cannot be made: {error.strerror}") from None
+    with folder.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise UserError(
+                f"study {folder.name} is running already (process {holder}); `tune status` shows it"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -> StudyPlan:
+    """Plan a new study and write its fixed facts.
+
+    Args:
+        folder: the new study's folder.
+        job: the job.
+        sources: earlier studies whose coefficients and residuals carry over.
+
+    Raises:
+        UserError: the job cannot be planned on this machine, or a source rests on other devices or software.
+    """
+    plan = make_plan(job)
+    facts = study_facts(folder, plan)
+    if sources:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        read = [read_source(source, plan.setting, facts) for source in sources]
+        write_transfer(folder, read, plan.setting)
+    write_study(folder, plan)
+    return plan
+
+
+def write_study(folder: StudyFolder, plan: StudyPlan) -> None:
+    """Write what holds for the whole study: job and facts."""
+    folder.root.mkdir(parents=True, exist_ok=True)
+    folder.job.write_text(plan.job.model_dump_json(indent=1))
+    scratch = folder.facts.with_suffix(".writing")
+    scratch.write_text(json.dumps(study_facts(folder, plan), indent=1))
+    scratch.replace(folder.facts)
+
+
+def study_facts(folder: StudyFolder, plan: StudyPlan) -> dict[str, Any]:
+    """The fixed facts of a study."""
+    job = plan.job
+    return {
+        "study": folder.name,
+        "model": plan.base.shape.name,
+        "function": f"{plan.base.module}:{plan.base.function}",
+        "device": plan.device,
+        "hardware": plan.setting.hardware.name,
+        "num_devices": plan.setting.num_devices,
+        "peak_flops": plan.setting.hardware.peak(plan.setting.precision),
+        "seq_len": plan.setting.seq_len,
+        "global_batch_seqs": plan.setting.global_batch_seqs,
+        "precision": plan.setting.precision,
+        "steps": job.measure.steps,
+        "rehearsal": plan.rehearsal,
+        "warmup_steps": job.measure.warmup_steps,
+        "versions": versions(),
+        "git_head": head_of(Path.cwd()),
+        "workdir": plan.workdir,
+        "base": plan.base.to_json(),
+    }
+
+
+def reopen(folder: StudyFolder) -> StudyPlan:
+    """The plan of an existing study, with the peak measured when it was created.
+
+    Raises:
+        UserError: software versions changed since, so old and new trials would not be comparable.
+    """
+    job = Job.model_validate_json(folder.job.read_text())
+    facts = json.loads(folder.facts.read_text())
+    now = versions()
+    changed = {k: (v, now.get(k)) for k, v in facts["versions"].items() if k in ("torch", "torchtitan") and v != now[k]}
+    if changed:
+        words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
+        raise UserError(f"study {folder.name}: {words} since it began; start a new study")
+    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None, facts.get("workdir"))
+    found = {
+        "device": plan.device,
+        "hardware": plan.setting.hardware.name,
+        "num_devices": plan.setting.num_devices,
+        "seq_len": plan.setting.seq_len,
+        "global_batch_seqs": plan.setting.global_batch_seqs,
+    }
+    differing = [f"{name} {facts[name]} → {value}" for name, value in found.items() if facts[name] != value]
+    if differing:
+        raise UserError(
+            f"study {folder.name}: {', '.join(differing)} since it began, so old and new trials would not compare; "
+            "resume it on the same devices, or start a new study"
+        )
+    if plan.base.shape != BaseFunction.from_json(facts["base"]).shape:
+        raise UserError(f"study {folder.name}: the model {facts['function']} changed since it began; start a new study")
+    return plan
