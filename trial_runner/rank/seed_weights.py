@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.checkpoint.state_dict import set_model_state_dict
-from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torchtitan.components.checkpointer.base import ModelWrapper
 
 
 METADATA = ".metadata"
@@ -27,21 +25,12 @@ def exist(folder: str | Path) -> bool:
 
 def save(model_parts: list[Any], folder: str) -> None:
     """Save the weights of this rank's model parts; every rank of the run must call it."""
-    dcp.save({"model": _state(model_parts)}, checkpoint_id=folder)
+    dcp.save({"model": ModelWrapper(model_parts).state_dict()}, checkpoint_id=folder)
 
 
 def load(model_parts: list[Any], folder: str) -> None:
     """Replace the weights of this rank's model parts by saved ones, whatever layout they were saved in."""
-    state = _state(model_parts)
+    model = ModelWrapper(model_parts)
+    state = model.state_dict()
     dcp.load({"model": state}, checkpoint_id=folder)
-    for part in model_parts:
-        own = get_model_state_dict(part)
-        set_model_state_dict(part, {name: state[name] for name in own}, options=StateDictOptions(strict=True))
-
-
-def _state(model_parts: list[Any]) -> dict[str, Any]:
-    """Names, as of the plain model, to (sharded) tensors of all parts."""
-    state: dict[str, Any] = {}
-    for part in model_parts:
-        state |= get_model_state_dict(part)
-    return state
+    model.load_state_dict(state)
