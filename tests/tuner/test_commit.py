@@ -175,7 +175,7 @@ def test_a_studys_own_repository_needs_no_signature(tmp_path: Path, monkeypatch:
 def test_the_claim_is_found_again(repository: Path) -> None:
     done = commit_claim(make_claim(), repository, create=False)
     claim, module, commit = committed_claim(repository, done["branch"])
-    assert claim == make_claim() and commit == done["hash"] and "def f_cpu_2x" in module
+    assert claim.to_json() == make_claim().to_json() and commit == done["hash"] and "def f_cpu_2x" in module
     with pytest.raises(UserError, match="holds no claim"):
         committed_claim(repository, "main")
     other = make_claim(name="g_cpu_2x", study="t")

@@ -14,6 +14,7 @@ from search_space.pool import Pool
 from tests.tuner.pretend import Behaviour
 from tests.tuner.pretend import make_plan
 from tests.tuner.pretend import run
+from tuner.records.roles import searched
 from tuner.study.contrasts import design
 
 
@@ -89,5 +90,5 @@ def test_contrasts_are_measured_whole_inside_their_share(
             1,
             2,
         }
-    keys = [str(trial["candidate"]) for trial in end["trials"] if trial["role"] != "confirm"]
+    keys = [str(trial["candidate"]) for trial in end["trials"] if searched(trial)]
     assert len(keys) == len(set(keys))

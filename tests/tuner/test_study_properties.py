@@ -25,6 +25,7 @@ from tests.tuner.pretend import with_pool
 from tuner.records.journal import Journal
 from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
+from tuner.records.roles import searched
 from tuner.records.spending import spending
 from tuner.study.asking import Asker
 from tuner.study.deciding import EXHAUSTED
@@ -96,7 +97,7 @@ def test_never_a_duplicate_never_infeasible_never_over_budget(
     for trial in end["trials"]:
         key = Candidate.from_json(trial["candidate"]).key()
         assert key in feasible
-        if trial["role"] != "confirm":
+        if searched(trial):
             answered.setdefault(key, []).append((trial["failure"] or {}).get("class", "measured"))
     for outcomes in answered.values():
         # asked again only after a fault of the machine, and then once (the baseline's own tries are two)
@@ -171,7 +172,7 @@ def test_kill_9_at_any_point_loses_nothing_told_and_asks_again_what_ran(
     after = {trial["number"]: trial for trial in end["trials"]}
     for number, trial in told.items():
         assert after[number]["step_time_s"] == trial["step_time_s"]
-    searched = [t for t in end["trials"] if t["role"] != "confirm" and t["step_time_s"]]
+    searched = [t for t in end["trials"] if searched(t) and t["step_time_s"]]
     keys = [Candidate.from_json(t["candidate"]).key() for t in searched]
     assert len(keys) == len(set(keys))
     assert end["reason"] == EXHAUSTED and len(keys) == end["feasible"] >= 6
@@ -197,5 +198,5 @@ def test_four_gangs_share_one_storage(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     _, end = run(monkeypatch, tmp_path / "s", plan, world, 1e6, nodes=4, listeners=[watch])
     assert most == 4
-    keys = [Candidate.from_json(t["candidate"]).key() for t in end["trials"] if t["role"] != "confirm"]
+    keys = [Candidate.from_json(t["candidate"]).key() for t in end["trials"] if searched(t)]
     assert len(keys) == len(set(keys)) >= 12

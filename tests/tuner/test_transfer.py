@@ -22,6 +22,7 @@ from tests.tuner.pretend import Behaviour
 from tests.tuner.pretend import make_plan
 from tests.tuner.pretend import run
 from tuner.records.layout import StudyFolder
+from tuner.records.roles import searched
 from tuner.study.plan import StudyPlan
 from tuner.study.transfer import carry
 from tuner.study.transfer import combine
@@ -96,7 +97,7 @@ def test_a_new_study_uses_them_and_its_trials_are_its_own(
         plan, job=plan.job.model_copy(update={"search": plan.job.search.model_copy(update={"max_trials": 3})})
     )
     _, end = run(monkeypatch, folder.root, few, world(plan), 1e6, listeners=[listen])
-    searched = [trial for trial in end["trials"] if trial["role"] != "confirm"]
+    searched = [trial for trial in end["trials"] if searched(trial)]
     assert len(searched) == 3
     first = searched[0]
     assert first["predicted"]["step_time_s"] == pytest.approx(first["step_time_s"], rel=0.25)
