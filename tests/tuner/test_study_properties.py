@@ -172,8 +172,8 @@ def test_kill_9_at_any_point_loses_nothing_told_and_asks_again_what_ran(
     after = {trial["number"]: trial for trial in end["trials"]}
     for number, trial in told.items():
         assert after[number]["step_time_s"] == trial["step_time_s"]
-    searched = [t for t in end["trials"] if searched(t) and t["step_time_s"]]
-    keys = [Candidate.from_json(t["candidate"]).key() for t in searched]
+    asked = [t for t in end["trials"] if searched(t) and t["step_time_s"]]
+    keys = [Candidate.from_json(t["candidate"]).key() for t in asked]
     assert len(keys) == len(set(keys))
     assert end["reason"] == EXHAUSTED and len(keys) == end["feasible"] >= 6
     for candidate in ran:

@@ -97,9 +97,9 @@ def test_a_new_study_uses_them_and_its_trials_are_its_own(
         plan, job=plan.job.model_copy(update={"search": plan.job.search.model_copy(update={"max_trials": 3})})
     )
     _, end = run(monkeypatch, folder.root, few, world(plan), 1e6, listeners=[listen])
-    searched = [trial for trial in end["trials"] if searched(trial)]
-    assert len(searched) == 3
-    first = searched[0]
+    asked = [trial for trial in end["trials"] if searched(trial)]
+    assert len(asked) == 3
+    first = asked[0]
     assert first["predicted"]["step_time_s"] == pytest.approx(first["step_time_s"], rel=0.25)
     assert any("started from earlier" in note for note in notes)
 

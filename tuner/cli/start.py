@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from tuner.budget import parse_budget
     from tuner.cli.running import run_session
+    from tuner.cluster.slurm import allocation
     from tuner.evidence.commit import check_commit_target
     from tuner.records.layout import find_folder
     from tuner.records.layout import new_folder
@@ -97,6 +98,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UserError("start needs a budget: --budget 40-gpu-hours, or gpu_hours under [budget] in the job file")
     job = with_options(job, args)
+    if args.address is None and "nodes" not in job.cluster.model_fields_set:
+        found = allocation()
+        nodes = len(found.nodes) if found is not None else 1
+        job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"nodes": nodes})})
     if args.rehearse:
         job = job.model_copy(update={"measure": job.measure.model_copy(update={"rehearse": True})})
     model = job.model.torchtitan or job.model.name or "model"

@@ -12,6 +12,10 @@ import tempfile
 from typing import Any
 
 from search_space.errors import UserError
+from tuner.cluster.slurm import allocation
+from tuner.cluster.slurm import prepare_token
+from tuner.cluster.slurm import ray_over
+from tuner.cluster.slurm import wait_for_nodes
 
 
 SLOT = "tune_slot"
@@ -56,6 +60,8 @@ class ClusterSession:
 def join(device: str, slots: int, address: str | None = None, folder: Path | None = None) -> Iterator[ClusterSession]:
     """Start a local Ray, or join the one at ``address``; leave it at the end.
 
+    Inside a Slurm allocation of several nodes, and without an address, Ray is started over them.
+
     Args:
         device: ``cpu`` or ``gpu``.
         slots: CPU slots that a local Ray offers.
@@ -68,13 +74,23 @@ def join(device: str, slots: int, address: str | None = None, folder: Path | Non
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    found = allocation() if address is None else None
+    if found is not None and len(found.nodes) > 1:
+        prepare_token()
     import ray
 
     before = Path.cwd()
     os.chdir(folder or tempfile.gettempdir())
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.chdir, before)
+        if found is not None and len(found.nodes) > 1:
+            log_folder = (folder or Path(tempfile.gettempdir())) / "ray"
+            resources = {} if device == "gpu" else {SLOT: slots}
+            address = stack.enter_context(ray_over(found, resources, log_folder))
         context = _connect(ray, device, slots, address)
         try:
+            if found is not None and len(found.nodes) > 1:
+                wait_for_nodes(len(found.nodes), log_folder / "ray-workers.log")
             resource = _resource(ray, device)
             url = getattr(context, "dashboard_url", None)
             session = ClusterSession(resource, f"http://{url}" if url else None, address is None)
@@ -86,8 +102,6 @@ def join(device: str, slots: int, address: str | None = None, folder: Path | Non
             yield session
         finally:
             ray.shutdown()
-    finally:
-        os.chdir(before)
 
 
 def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
@@ -98,7 +112,9 @@ def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"Ray at {address!r} does not answer: {error}") from None
     resources = {} if device == "gpu" else {SLOT: slots}
+    # "local": a Ray that somebody else runs on this machine is not joined by accident.
     return ray.init(
+        address="local",
         num_cpus=max(2, slots),
         resources=resources,
         include_dashboard=True,
