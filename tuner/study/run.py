@@ -121,7 +121,7 @@ def run_study(
             reason = loop.search(options.budget_device_s * (1 - share))
             if reason != "interrupted":
                 confirm(loop)
-                if plan.job.budget.ablate:
+                if plan.job.budget.ablate and share:
                     ablate(loop)
         if state.stop_asked:
             return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
