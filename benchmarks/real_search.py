@@ -4,7 +4,7 @@
     python benchmarks/real_search.py again tests/data/real_space.json --repeats 2
     python benchmarks/real_search.py check tests/data/real_space.json --studies 5
 
-``record`` measures every feasible candidate of a one-device job (torchtitan's llama3 debug model on one core, the rest of
+``record`` measures every feasible candidate of a one-device job (the llama3 debug model on one core, the rest of
 the machine's work kept off that core by ``--core``) and keeps step times, intervals, costs and the machine's load.
 ``again`` measures the best of a recording ``--repeats`` more times, so that the noise between runs is on record, too.
 ``check`` starts fresh studies with a quarter of the recorded cost as their budget and compares each winner by its
