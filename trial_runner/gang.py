@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from trial_runner import transport
+from trial_runner.compile_cache import cache_environment
 from trial_runner.host_memory import oom_kills
 from trial_runner.spec import rank_log
 from trial_runner.spec import TrialSpec
@@ -212,6 +213,7 @@ def rank_environment(
         "MASTER_PORT": str(master[1]),
         "NGPU": str(spec.world_size),
         "PYTHONUNBUFFERED": "1",
+        **cache_environment(os.environ),
     }
     if spec.device == "cpu":
         env |= {

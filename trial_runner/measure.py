@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trial_runner.compile_cache import cache_use
 from trial_runner.spec import rank_steps
 
 
@@ -54,6 +55,9 @@ class Measurement:
 
     startup_s: dict[str, float] = field(default_factory=dict)
     """Seconds from process start to imports done, trainer built, first step done."""
+
+    compile_cache: dict[str, int] = field(default_factory=dict)
+    """Graphs found in the shared compile cache (``hits``) and compiled anew (``misses``), over all ranks."""
 
     flags: tuple[str, ...] = ()
     """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``; or makes the trial no measure
@@ -210,6 +214,7 @@ def measure(
         peak_reserved_bytes=_peak(records, "reserved_bytes"),
         loss=_losses(records),
         startup_s=_startup(records),
+        compile_cache=cache_use(records.steps),
         flags=_flags(records) + tuple(name for name, wanted in marks.items() if wanted),
         leak_bytes_per_step=leak,
         gc_pct=_gc_pct(records),

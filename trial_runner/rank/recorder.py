@@ -14,6 +14,7 @@ from typing import TextIO
 import psutil
 import torch
 
+from trial_runner.compile_cache import cache_counters
 from trial_runner.spec import rank_steps
 from trial_runner.spec import rank_trace
 from trial_runner.spec import TrialSpec
@@ -41,6 +42,7 @@ class StepRecorder:
         self._gc_s = 0.0
         self._gc_started = 0.0
         self._graphs = 0
+        self._cache = (0, 0)
         self._profiler: Any = None
         gc.callbacks.append(self._on_gc)
 
@@ -96,6 +98,7 @@ class StepRecorder:
             "warmup" if self._step <= spec.warmup_steps else "measured" if self._step <= measured_end else "trace"
         )  # fmt: skip
         graphs = torch._dynamo.utils.counters["stats"].get("unique_graphs", 0)
+        hits, misses = cache_counters()
         self._write(
             {
                 "step": self._step,
@@ -106,10 +109,13 @@ class StepRecorder:
                 "tokens": self._trainer.ntokens_seen - self._tokens,
                 "gc_s": round(self._gc_s, 6),
                 "compiles": graphs - self._graphs,
+                "cache_hits": hits - self._cache[0],
+                "cache_misses": misses - self._cache[1],
                 **self._memory,
             }
         )
         self._graphs, self._gc_s, self._loss = graphs, 0.0, None
+        self._cache = (hits, misses)
         self._tokens = self._trainer.ntokens_seen
         self._trace(measured_end)
         self._last = time.perf_counter()

@@ -342,6 +342,7 @@ class TrialRun:
                 "loss_first": outcome.loss[0] if outcome.loss else None,
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
+                "compile_cache": measured["compile_cache"],
                 "flags": [*flags, *throttled(self.folder)],
                 "leak_bytes_per_step": outcome.leak_bytes_per_step,
                 "effective_candidate": ran.to_json() if ran != self.candidate else None,
