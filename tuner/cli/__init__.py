@@ -20,6 +20,7 @@ VERBS = {
     "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
     "probe": "what this machine's devices and links really give, and which device lags",
     "smaller": "a trial on fewer replicas, corrected to the job's full scale",
+    "extrapolate": "what a small run means at another scale, with ranges and what stays unknown",
     "validate": "check the ledger against measured tables, or against dry runs",
     "replay": "search strategies against measured tables, at no device's cost",
     "breakdown": "where the time of a traced step went, in seven parts",
