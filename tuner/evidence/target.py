@@ -72,7 +72,7 @@ def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     known = presets()
     found = [key for key in known if key == name or key.partition(":")[2] == name]
     if len(found) != 1:
-        raise UserError(f"--to: model {name!r} is not shipped; known are {', '.join(sorted(known))}")
+        raise UserError(f"model {name!r} is not shipped; known are {', '.join(sorted(known))}")
     return found[0], known[found[0]]
 
 
