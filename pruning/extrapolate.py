@@ -125,6 +125,10 @@ class Extrapolation:
     drivers: list[tuple[str, np.ndarray]]
     """Half-width of the step's interval that each ratio alone makes, largest first by its mean; ``model_error`` too."""
 
+    moves: list[tuple[str, dict[str, float]]]
+    """For the first candidate: seconds by part (and ``reserve``) between the two ends of each source of doubt, as one
+    standard deviation."""
+
 
 def evaluate(
     pool: Pool,
@@ -276,7 +280,12 @@ def extrapolate(
         floor = -np.inf if key == "kernel_efficiency" else 0.0
         low[key], high[key] = np.maximum(middle - np.sqrt(down), floor), middle + np.sqrt(up)
     drivers = sorted(widths.items(), key=lambda pair: -float(pair[1].mean()))
-    return Extrapolation(setting.ideal_s, median, low, high, drivers)
+    keys = (*PARTS, "reserve")
+    moves = [
+        (name, {key: float(_of(second, key)[0] - _of(first, key)[0]) / (2 * Z90) for key in keys})
+        for name, first, second in moved
+    ]
+    return Extrapolation(setting.ideal_s, median, low, high, drivers, moves)
 
 
 def _of(parts: Parts, key: str) -> np.ndarray:

@@ -65,6 +65,6 @@ def read_file(
 
 
 def _other(path: Path, text: str, devices: int | None, framework: str | None, shape: ModelShape | None) -> Imported:
-    if path.suffix in (".json", ".hjson") or text.lstrip().startswith("{"):
+    if path.suffix in (".json", ".hjson") or read_deepspeed.COMMENT.sub("", text).lstrip().startswith("{"):
         return read_deepspeed.read(text, devices, framework or "deepspeed", shape)
     return read_megatron.read(text, devices, framework or "megatron")
