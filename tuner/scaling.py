@@ -120,15 +120,16 @@ def plot(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     from matplotlib import pyplot
 
     devices = [entry["devices"] for entry in known]
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(7.5, 6.5), sharex=True, layout="constrained")
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9.0, 6.5), sharex=True, layout="constrained")
     above.plot(devices, [entry["mfu_pct"] for entry in known], marker="o")
     low, high = zip(*(entry["mfu_pct_interval"] for entry in known))
     above.fill_between(devices, low, high, alpha=0.15, linewidth=0)
-    for entry in known:
+    for number, entry in enumerate(known):
         words = entry["limiting_part"].replace("_", " ")
-        above.annotate(
-            words, (entry["devices"], entry["mfu_pct"]), textcoords="offset points", xytext=(4, 6), fontsize=8
-        )
+        place = (0, 8) if number % 2 == 0 else (0, -16)
+        point = (entry["devices"], entry["mfu_pct"])
+        above.annotate(words, point, textcoords="offset points", xytext=place, fontsize=8, ha="center")
+    above.margins(x=0.12)
     above.set_ylabel("predicted MFU, %")
     above.set_title(title, fontsize=10)
     below.stackplot(
@@ -140,7 +141,7 @@ def plot(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     below.set_xlabel("devices")
     below.set_xscale("log", base=2)
     below.set_xticks(devices, [str(count) for count in devices])
-    below.legend(fontsize=8, loc="upper left")
+    below.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:

@@ -101,6 +101,16 @@ def test_half_the_launches_cost_half(job: str, capsys: pytest.CaptureFixture[str
     assert two == pytest.approx(one / 2)
 
 
+def test_the_jobs_own_target_is_the_default(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["extrapolate", job]) == 2
+    assert "no target" in capsys.readouterr().err
+    text = Path(job).read_text()
+    Path(job).write_text(text + "[extrapolate]\ngpus = 2048\n")
+    found = ask(capsys, job)
+    assert found["devices"] == 2048 and found["global_batch_seqs"] == 1024
+    assert ask(capsys, job, "--to", "gpus=512")["devices"] == 512
+
+
 @pytest.fixture(scope="module")
 def plan() -> StudyPlan:
     return make_plan(measure={"stop_confidence": 1.0}, search={"max_trials": 10})

@@ -27,6 +27,7 @@ VERBS = {
     "export": "a candidate as torchtitan function, Megatron flags, DeepSpeed JSON or a launch file",
     "import": "a Megatron command line, DeepSpeed JSON or torchtitan module as a job's baseline",
     "diagnose": "where the missing MFU points went: budget against measured, in the order to fix",
+    "watch": "a live job against its committed claim: holds, regressed and since when, or cannot tell",
     "status": "what a study has done and spent",
     "budget": "where every device-second of a study went",
     "list": "studies in this folder",

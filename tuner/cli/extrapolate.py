@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from search_space.errors import UserError
+
 
 def add_parser(subparsers: Any) -> None:
     """Declare the verb."""
@@ -20,9 +22,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("source", metavar="STUDY|JOB.toml", help="name or folder of a study, or a job file")
     parser.add_argument(
         "--to",
-        required=True,
         metavar="K=V,…",
-        help="the target: gpus=1024, and where they differ model=llama3_70b, gpu=H100-SXM, gpus_per_node, seq_len, "
+        help="the target (default: the job's [extrapolate]): gpus=1024, and where they differ model=llama3_70b, "
+        "gpu=H100-SXM, gpus_per_node, seq_len, "
         "global_batch_tokens or global_batch_seqs",
     )
     parser.add_argument("--ratios", metavar="FILE", help="TOML of ratios stated by hand, in place of measured ones")
@@ -49,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     from tuner.evidence.target import make_target
     from tuner.evidence.target import parse_target
 
-    values = parse_target(args.to)
     small = small_run(args.source)
+    if args.to is None and not small.meant_for:
+        raise UserError("extrapolate: no target; give --to gpus=1024,…, or [extrapolate] in the job")
+    values = parse_target(args.to) if args.to is not None else small.meant_for
     target = make_target(small.setting, values)
     given = load_ratios(args.ratios) if args.ratios else []
     setting = target.setting
@@ -86,6 +90,7 @@ def small_run(source: str) -> Any:
         knobs=dict(job.search.knobs),
         numeric_changes=job.search.allow_numeric_changes,
         coefficients=prior(setting),
+        meant_for=job.extrapolate.model_dump(exclude_none=True),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 import json
 from math import exp
 from typing import Any
@@ -74,6 +75,9 @@ class SmallRun:
     ratios: tuple[Ratio, ...] = ()
     """Ratios from measured pairs."""
 
+    meant_for: dict[str, Any] = field(default_factory=dict)
+    """The target that the job itself names under ``[extrapolate]``, keys as in ``--to``."""
+
     def measured(self) -> list[str]:
         """Names of the coefficients that the trials tell something about."""
         start = prior(self.setting)
@@ -109,6 +113,7 @@ def read_small_run(folder: StudyFolder) -> SmallRun:
         winner=Candidate.from_json(winner["candidate"]) if winner else None,
         synthetic=job.recipe.data == "synthetic",
         ratios=tuple(measured_ratios(observations, setting, coefficients)),
+        meant_for=job.extrapolate.model_dump(exclude_none=True),
     )
 
 
