@@ -24,6 +24,10 @@ CALLS = {
 """Calls in exported modules that carry a knob: position of the argument, knob."""
 
 
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+"""A recipe's precision by torchtitan's name."""
+
+
 def read(path: Path, function: str | None = None, devices: int | None = None, user_path: str | None = None) -> Imported:
     """Read a module.
 
@@ -88,7 +92,7 @@ def imported(
     base: BaseFunction, code: dict[str, Any], devices: int | None, target: str, folder: str | None
 ) -> Imported:
     """The facts of a config function in our words."""
-    knobs: dict[str, Any] = {k: v for k, v in base.knobs.items() if k not in ("pipeline_microbatch", "listed_stages")}
+    knobs: dict[str, Any] = dict(base.knobs)
     knobs |= code
     assumed = list(base.warnings)
     missing = ['[cluster] gpu, such as "H100-SXM"']
@@ -129,6 +133,7 @@ def imported(
         nodes=total // each if total % each == 0 else None,
         seq_len=base.seq_len,
         global_batch_seqs=batch,
+        precision=PRECISIONS.get(base.knobs.get("mixed_precision", "")),
         model={"torchtitan": target, "path": folder},
         assumed=tuple(assumed),
         missing=tuple(missing),

@@ -93,7 +93,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         found = imported(base, code_knobs(ast.parse(text)), None, "m:f", None)
         wanted, got = spoken(subject, {gap.knob for gap in made[name].gaps}, found.candidate)
         assert got == wanted, f"{subject.candidate.label()} came back as {found.candidate.label()}"
-        assert (found.seq_len, found.global_batch_seqs) == (8192, 256)
+        assert (found.seq_len, found.global_batch_seqs, found.precision) == (8192, 256, "bf16")
     assert len(sample) == COUNT >= 100
 
 
