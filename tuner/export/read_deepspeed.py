@@ -87,6 +87,7 @@ def read(
         "loss_chunks": 1,
     }
     size = zero.get("reduce_bucket_size", ELEMENTS)
+    size = ELEMENTS if size == "auto" else size
     if shape is not None and size != ELEMENTS:
         blocks = _whole(size, "zero_optimization.reduce_bucket_size") * tp / block_parameters_of(shape)
         knobs["fsdp_bucket"] = max(1, round(blocks))
@@ -101,7 +102,10 @@ def read(
     ignored += [f"zero_optimization.{key}" for key in zero if "offload" in key]
     if _section(values, "fp16").get("enabled") is True:
         assumed.append("fp16 is read as bf16: the same arithmetic rate and bytes")
-    low = any(_section(values, name).get("enabled") is True for name in ("bf16", "fp16"))
+    switches = [_section(values, name).get("enabled") for name in ("bf16", "fp16")]
+    precision = "bf16" if True in switches else None if "auto" in switches else "fp32"
+    if precision is None:
+        missing.append("[recipe] precision (the file leaves it to its launcher)")
     return Imported(
         kind="deepspeed",
         framework=framework,
@@ -109,7 +113,7 @@ def read(
         devices_per_node=each if total % each == 0 else None,
         nodes=total // each if total % each == 0 else None,
         global_batch_seqs=batch,
-        precision="bf16" if low else "fp32",
+        precision=precision,
         ignored=tuple(ignored),
         assumed=tuple(assumed),
         missing=tuple(missing),

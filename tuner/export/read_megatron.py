@@ -12,7 +12,7 @@ from search_space.model import ModelShape
 from search_space.pool import canonical
 from tuner.export.imported import Imported
 from tuner.export.megatron import block_parameters_of
-from tuner.export.read_shell import words
+from tuner.export.read_shell import script
 
 
 SWITCHES = {
@@ -98,8 +98,8 @@ LAUNCHER = {
 ZERO = {"no_shard": 1, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """ZeRO stage by ``--data-parallel-sharding-strategy``."""
 
-VARIABLES = re.compile(r"^(?:export\s+)?((?:CUDA|NCCL|TORCH|PYTORCH|NVTE|OMP)_[A-Z0-9_]+)=(\S+)$")
-"""Environment variables that belong to the configuration."""
+VARIABLES = re.compile(r"^((?:CUDA|NCCL|TORCH|PYTORCH|NVTE|OMP)_[A-Z0-9_]+)(?:=(\S+))?$")
+"""Environment variables that belong to the configuration; with a value as they stand before a command."""
 
 
 def read(text: str, devices: int | None = None, framework: str = "megatron") -> Imported:
@@ -120,8 +120,9 @@ class _Reader:
     """The flags of one file, and what became of each."""
 
     def __init__(self, text: str) -> None:
-        self.flags, self.launch, self.ignored, self.env = _parse(words(text))
-        self.env |= _exports(text)
+        found, values = script(text)
+        self.flags, self.launch, self.ignored, self.env = _parse(found)
+        self.env |= {name: value for name, value in values.items() if VARIABLES.match(name) and "$" not in value}
         self.assumed: list[str] = []
         self.missing: list[str] = []
         if not {"tensor-model-parallel-size", "micro-batch-size", "num-layers", "global-batch-size"} & set(self.flags):
@@ -338,7 +339,7 @@ def _parse(found: Sequence[str]) -> tuple[dict[str, str | None], dict[str, str],
     env: dict[str, str] = {}
     for at, word in enumerate(found):
         variable = VARIABLES.match(word)
-        if variable:
+        if variable and variable[2]:
             env[variable[1]] = variable[2]
             continue
         if not re.match(r"--[A-Za-z]", word):
@@ -362,12 +363,3 @@ def _parse(found: Sequence[str]) -> tuple[dict[str, str | None], dict[str, str],
         else:
             ignored.append(f"--{name}" + (f" {own}" if own and not re.match(r"[./]|.*\.py$", own) else ""))
     return flags, launch, list(dict.fromkeys(ignored)), env
-
-
-def _exports(text: str) -> dict[str, str]:
-    found = {}
-    for line in text.splitlines():
-        match = VARIABLES.match(line.strip())
-        if match and "$" not in match[2]:
-            found[match[1]] = match[2].strip("\"'")
-    return found

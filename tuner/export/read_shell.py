@@ -18,24 +18,25 @@ _SUM = re.compile(r"\$\(\(([^()$]*)\)\)")
 _ARITHMETIC = re.compile(r"^[\d\s+\-*/%()]+$")
 
 
-def words(text: str) -> list[str]:
-    """Every word of a script in order.
+def script(text: str) -> tuple[list[str], dict[str, str]]:
+    """Every word of a script in order, and its variables as they were set last.
 
     Continued lines are joined, comments dropped, quotes taken off; ``NAME=value`` before its use fills ``$NAME``,
-    ``${NAME}``, ``${NAME:-default}`` and ``$((a * b))`` in. Arrays ``ARGS=( … )`` give their words. A variable that
-    nothing sets stays as it is written.
+    ``${NAME}``, ``${NAME:-default}`` and ``$((a * b))`` in. Arrays ``ARGS=( … )`` give their words, of which one may
+    hold a flag and its value; every branch of an ``if`` counts. A variable that nothing sets stays as it is written.
 
     Raises:
         UserError: a quote is not closed.
     """
-    joined = re.sub(r"\\\r?\n", " ", text.lstrip("\ufeff"))
+    lines = [line for line in text.lstrip("\ufeff").splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\r?\n", " ", "\n".join(line.rstrip() for line in lines).rstrip("\\\n "))
     joined = re.sub(r"\$\(\(([^()]*)\)\)", lambda match: "$((" + "".join(match[1].split()) + "))", joined)
     found: list[str] = []
     values: dict[str, str] = {}
     for chunk in _chunks(joined):
         array = _ARRAY.match(chunk)
         if array:
-            found += [_filled(word, values) for word in _split(array[1])]
+            found += _flat(_split(array[1]), values)
             continue
         assigned = _ASSIGNMENT.match(chunk.strip())
         if assigned and len(_split(chunk.strip().removeprefix("export "))) == 1:
@@ -43,9 +44,23 @@ def words(text: str) -> list[str]:
             values[assigned[1]] = _filled(value, values)
             # A string of flags, MODEL_ARGS="--num-layers 80 …", is as good as an array.
             if "--" in value:
-                found += [_filled(word, values) for word in _split(value)]
+                found += _flat(_split(value), values)
             continue
-        found += [_filled(word, values) for word in _split(chunk)]
+        found += _flat(_split(chunk), values)
+    return found, values
+
+
+def words(text: str) -> list[str]:
+    """The words of :func:`script`."""
+    return script(text)[0]
+
+
+def _flat(parts: list[str], values: dict[str, str]) -> list[str]:
+    """Words filled in; one that holds a flag and its value, ``"--fp8-format hybrid"``, becomes two."""
+    found = []
+    for part in parts:
+        word = _filled(part, values)
+        found += _split(word) if word.startswith("--") and re.search(r"\s", word) else [word]
     return found
 
 

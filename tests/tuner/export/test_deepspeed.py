@@ -97,6 +97,20 @@ def test_a_file_as_people_write_them() -> None:
         parse_job(found.job_text())  # the model is to be set, as the file says
 
 
+def test_a_file_that_leaves_all_to_its_launcher() -> None:
+    """As the Hugging Face trainer takes them."""
+    auto = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"},
+    }
+    found = read(json.dumps(auto), devices=8, shape=subjects("deepspeed")[0].setting.shape)
+    assert found.candidate.zero_stage == 3 and found.candidate.data_parallel == 8 and found.candidate.fsdp_bucket == 1
+    assert found.precision is None and any("precision" in line for line in found.missing)
+
+
 def test_sizes_that_the_file_leaves_open() -> None:
     auto = HAND | {"train_batch_size": "auto", "gradient_accumulation_steps": "auto"}
     assert any("--gpus" in line for line in read(json.dumps(auto)).missing)

@@ -229,6 +229,41 @@ def test_a_script_as_people_write_them() -> None:
     assert job.baseline["tensor_parallel"] == 4 and job.env["imported"]["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
+BRANCHED = r"""
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
+NAME=${1:-"runs/8b"}   # a user's own path
+TP_SIZE=2     
+DTYPE="fp8"
+MODEL_ARGS=(
+    --num-layers 32
+    --hidden-size 4096 --num-attention-heads 32
+    # --pipeline-model-parallel-size 4 # not this time
+    #--save $NAME \
+    --micro-batch-size 1 --global-batch-size 128 \
+    --attention-backend auto # can be (flash/fused/unfused/local)
+)
+EXTRA=()
+if [[ "$DTYPE" == "fp8" ]]; then
+    EXTRA+=(
+        "--fp8-format hybrid"
+        "--split '99,1,0'"
+        "--tensor-model-parallel-size $TP_SIZE"
+    )
+fi
+MODEL_ARGS+=("${EXTRA[@]}")
+torchrun --nproc_per_node=8 pretrain_gpt.py \
+    ${MODEL_ARGS[@]} --sequence-parallel
+"""
+
+
+def test_branches_and_flags_in_one_pair_of_quotes() -> None:
+    found = read(BRANCHED)
+    assert found.candidate.float8 and found.candidate.tensor_parallel == 2 and found.candidate.pipeline_parallel == 1
+    assert found.candidate.data_parallel_replicate == 4 and found.global_batch_seqs == 128
+    assert found.env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert "--split 99,1,0" in found.ignored
+
+
 def test_for_trials_of_torchtitan_data_parallelism_becomes_its_nearest_kind() -> None:
     found = read(SCRIPT, framework="torchtitan")
     assert found.candidate.data_parallel_shard == 8 and found.candidate.reshard_after_forward == "never"
