@@ -20,9 +20,7 @@ def add_parser(subparsers: Any) -> None:
         help="a live job against its committed claim: holds, regressed and since when, or cannot tell",
         description="Reads the steps of a running job and compares them with what its committed configuration "
         "claims. Exit "
-        "codes: 0 the claim holds, 4 regressed, 5 cannot tell (too few steps, or the interval contains the "
-        "limit), 2 bad "
-        "input.",
+        "codes: 0 the claim holds, 4 regressed, 5 cannot tell (too few steps, or too wide an interval), 2 bad input.",
     )
     parser.add_argument(
         "job",

@@ -23,7 +23,7 @@ STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """Terminal colours."""
 
-TIMES = ("step_time_s", "time_metrics/end_to_end_s", "time_metrics/end_to_end", "end_to_end_s")
+TIMES = ("step/step_time_s", "step_time_s", "time_metrics/end_to_end_s", "time_metrics/end_to_end", "end_to_end_s")
 """MLflow metrics that are seconds a step."""
 
 RATES = ("tokens_per_s_per_device", "throughput_tps", "throughput", "tps")
@@ -162,13 +162,15 @@ def _from_mlflow(run_id: str, uri: str | None, metric: str | None) -> list[Point
     try:
         client = MlflowClient(tracking_uri=uri)
         known = client.get_run(run_id).data.metrics
-        name = metric or next((name for name in (*TIMES, *RATES) if name in known), None)
-        if name is None or name not in known:
+        names = [metric] if metric else [name for name in (*TIMES, *RATES) if name in known]
+        if not names or names[0] not in known:
             shown = ", ".join(sorted(known)[:12]) or "none"
-            raise UserError(
-                f"watch {run_id}: no metric {metric or 'of step time or throughput'}; it has {shown} (--metric)"
-            )
-        history = client.get_metric_history(run_id, name)
+            wanted = metric or "of step time or throughput"
+            raise UserError(f"watch {run_id}: no metric {wanted}; it has {shown} (--metric)")
+        # A summary has one value; what was logged step by step is the longest.
+        histories = {name: client.get_metric_history(run_id, name) for name in names}
+        name = max(names, key=lambda one: len(histories[one]))
+        history = histories[name]
     except MlflowException as error:
         raise UserError(f"watch {run_id}: MLflow: {str(error)[:200]}; --tracking-uri names the server") from None
     rate = name in RATES or bool(re.search(r"tps|tokens|throughput", name))

@@ -99,8 +99,9 @@ class Watched:
 def watch(points: Sequence[Point], claim: Claim, skip: int = 10) -> Watched:
     """Judge a run.
 
-    The log of step time over claim is cut where its mean changes by more than noise; the last stretch decides. It
-    holds when its interval is below the claim's tolerance, has regressed when above, else nobody can tell.
+    The log of step time over claim is cut where its mean changes by more than noise; the last stretch decides. It has
+    regressed when its whole interval is above the claim's tolerance. It holds when its median is inside the tolerance
+    and its interval excludes a fall of twice that. Else nobody can tell.
 
     Args:
         points: logged steps in order; where the step number falls back the job was restarted.
@@ -122,10 +123,10 @@ def watch(points: Sequence[Point], claim: Claim, skip: int = 10) -> Watched:
     slow = (
         f"{100 * (now.ratio - 1):+.1f}% against the claim [{_pct(now.interval)}], {100 * claim.tolerance:.1f}% allowed"
     )
-    if now.interval[1] <= limit:
+    if now.ratio <= limit and now.interval[1] <= 1 + 2 * claim.tolerance:
         return Watched(verdict=HOLD, why=f"step time {slow}", stretches=stretches, fell=None, grew=())
     if now.interval[0] <= limit:
-        why = f"step time {slow}: the interval contains the limit"
+        why = f"step time {slow}: too wide an interval; more steps would tell"
         return Watched(verdict=CANNOT_TELL, why=why, stretches=stretches, fell=None, grew=())
     at = len(stretches) - 1
     while at > 0 and stretches[at - 1].ratio > limit:
