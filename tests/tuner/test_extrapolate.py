@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,17 @@ import numpy as np
 import pytest
 
 from pruning.assess import assess
+from pruning.calibration import calibrate
+from pruning.calibration import Observation
+from pruning.coefficients import Coefficients
+from pruning.coefficients import prior
+from pruning.ledger.prices import price
 from search_space.candidate import Candidate
 from search_space.errors import UserError
+from search_space.hardware import find_hardware
+from search_space.model_torchtitan import preset_shape
 from search_space.pool import Pool
+from search_space.setting import Setting
 from tests.tuner.pretend import Behaviour
 from tests.tuner.pretend import make_plan
 from tests.tuner.pretend import run
@@ -20,6 +29,7 @@ from tuner.cli import main
 from tuner.evidence.extrapolate import document
 from tuner.evidence.ratios_file import load_ratios
 from tuner.evidence.small_run import read_small_run
+from tuner.evidence.small_run import SmallRun
 from tuner.evidence.target import make_target
 from tuner.evidence.target import parse_target
 from tuner.records.layout import StudyFolder
@@ -155,6 +165,66 @@ def test_a_slow_machine_is_predicted_slow_at_four_times_its_size(study: StudyFol
     assert len(layouts) == len(found["candidates"])
     assert any("global batch" in note for note in found["notes"])
     assert any("convergence" in line for line in found["unknown"])
+
+
+PLANTED = {"gemm_efficiency": 0.8, "launch_s": 1.5, "attention_efficiency": 1.3, "memory_efficiency": 0.85}
+"""How one GPU machine differs from what is believed of its kind."""
+
+
+def planted_run() -> tuple[SmallRun, Coefficients]:
+    """Trials of Llama-3 8B on 8 GPUs of that machine."""
+    shape = preset_shape("llama3:llama3_8b")
+    assert shape is not None
+    setting = Setting(
+        shape=shape, hardware=find_hardware("H100-SXM"), devices_per_node=8, nodes=1, seq_len=8192, global_batch_seqs=32
+    )
+    truth = prior(setting)
+    for name, factor in PLANTED.items():
+        truth = truth.with_value(name, factor * truth.value(name))
+    tried = [
+        Candidate(tensor_parallel=t, data_parallel_shard=8 // t, micro_batch=b, activation_checkpoint=kind, compile=c)
+        for t in (1, 2)
+        for b in (1, 2)
+        for kind in ("selective", "full")
+        for c in (False, True)
+    ]
+    times = price(Pool.from_candidates(tried), setting, truth).step_time_s
+    seen = tuple(
+        Observation(candidate=one, step_time_s=float(t), step_time_ci_s=(0.995 * float(t), 1.005 * float(t)))
+        for one, t in zip(tried, times)
+    )
+    known = calibrate(prior(setting), setting, seen)
+    small = SmallRun(
+        name="planted", setting=setting, knobs={}, numeric_changes=False, coefficients=known, observations=seen
+    )
+    return small, truth
+
+
+def test_what_eight_gpus_teach_holds_at_two_hundred_and_fifty_six() -> None:
+    small, truth = planted_run()
+    target = make_target(small.setting, parse_target("gpus=256"))
+    found = document(small, target)
+    assert len(found["candidates"]) >= 2 and target.setting.nodes == 32
+    untaught = document(replace(small, coefficients=prior(small.setting), observations=()), target)
+    errors: dict[str, list[float]] = {"taught": [], "untaught": []}
+    for name, one in (("taught", found), ("untaught", untaught)):
+        for entry in one["candidates"]:
+            pool = Pool.from_candidates([Candidate.from_json(entry["candidate"])])
+            step = float(price(pool, target.setting, truth).step_time_s[0])
+            errors[name].append(abs(entry["step_time_s"] / step - 1))
+            assert entry["step_time_interval_s"][0] <= step <= entry["step_time_interval_s"][1]
+    assert max(errors["taught"]) < 0.04 < max(errors["untaught"])
+    assert any("across nodes" in line for line in found["unknown"])
+
+
+def test_another_kind_of_gpu_keeps_less_and_is_less_sure() -> None:
+    small, _ = planted_run()
+    same = document(small, make_target(small.setting, parse_target("gpus=64")))
+    other = document(small, make_target(small.setting, parse_target("gpus=64,gpu=H200")))
+    gemm = [next(r for r in found["carried"] if r["name"] == "gemm_efficiency") for found in (same, other)]
+    believed = prior(small.setting).value("gemm_efficiency")
+    assert gemm[0]["value"] < gemm[1]["value"] < believed
+    assert other["hardware"] == "H200"
 
 
 def test_nothing_carries_from_cpu_slots_to_gpus(study: StudyFolder) -> None:
