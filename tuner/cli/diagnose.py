@@ -176,6 +176,8 @@ def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tuner.cli.extrapolate import digits_for
+
     console = Console(highlight=False)
     low, high = found["budget_step_interval_s"]
     console.print(
@@ -196,20 +198,22 @@ def _print(found: dict[str, Any]) -> None:
     table = Table("", "part", title="In the order to fix", title_justify="left")
     for name in ("budget s", "measured s", "over s", "MFU points"):
         table.add_column(name, justify="right", no_wrap=True)
+    digits = digits_for(found["measured_step_s"])
     guessed = "~" if found["basis"] == "mfu" else ""
     for number, row in enumerate(found["rows"], start=1):
         low, high = row["budget_interval_s"]
         table.add_row(
             str(number) if row["cause"] else "",
             row["part"].replace("_", " "),
-            f"{row['budget_s']:.2f} [{low:.2f}–{high:.2f}]",
-            f"{guessed}{row['measured_s']:.2f}" + ("" if row["outside"] else " ·"),
-            f"{row['over_s']:+.2f}",
+            f"{row['budget_s']:.{digits}f} [{low:.{digits}f}–{high:.{digits}f}]",
+            f"{guessed}{row['measured_s']:.{digits}f}" + ("" if row["outside"] else " ·"),
+            f"{row['over_s']:+.{digits}f}",
             f"{row['mfu_points']:+.1f}",
         )
     total = sum(row["mfu_points"] for row in found["rows"])
     over = found["measured_step_s"] - found["budget_step_s"]
-    ends = (f"{found['budget_step_s']:.2f}", f"{found['measured_step_s']:.2f}", f"{over:+.2f}", f"{total:+.1f}")
+    steps = [f"{found[name]:.{digits}f}" for name in ("budget_step_s", "measured_step_s")]
+    ends = (*steps, f"{over:+.{digits}f}", f"{total:+.1f}")
     table.add_row("", "all, with ideal", *ends)
     console.print(table)
     console.print("· inside its budget's range", markup=False)

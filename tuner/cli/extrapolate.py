@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import floor
+from math import log10
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +77,15 @@ def small_run(source: str) -> Any:
     """
     from pruning.coefficients import prior
     from search_space.job_file import load_job
-    from search_space.resolve import setting_from_job
     from tuner.evidence.small_run import read_small_run
     from tuner.evidence.small_run import SmallRun
+    from tuner.export.find import job_setting
     from tuner.records.layout import find_folder
 
     if not source.endswith(".toml"):
         return read_small_run(find_folder(source))
     job = load_job(source)
-    setting = setting_from_job(job)
+    setting, _ = job_setting(job)
     return SmallRun(
         name=Path(source).name,
         setting=setting,
@@ -113,17 +115,20 @@ def _print(found: dict[str, Any]) -> None:
         for miss in found["near_misses"]:
             console.print(f"  nearly: {miss['label']}: {miss['reasons'][0]['text']}", markup=False)
         return
+    digits = digits_for(found["candidates"][0]["step_time_s"])
     table = Table("seconds", title="Budget", title_justify="left")
     for entry in found["candidates"]:
         table.add_column(entry["label"], justify="right")
-    rows = {"ideal": [f"{entry['ideal_s']:.3f}" for entry in found["candidates"]]}
+    rows = {"ideal": [f"{entry['ideal_s']:.{digits + 1}f}" for entry in found["candidates"]]}
     for part in found["candidates"][0]["parts_s"]:
         rows[part.replace("_", " ")] = [
-            _range(entry["parts_s"][part], entry["parts_interval_s"][part]) for entry in found["candidates"]
+            _range(entry["parts_s"][part], entry["parts_interval_s"][part], digits) for entry in found["candidates"]
         ]
     if any(entry["reserve_s"] for entry in found["candidates"]):
-        rows["reserve (plans are optimistic)"] = [f"{entry['reserve_s']:.3f}" for entry in found["candidates"]]
-    rows["step"] = [_range(entry["step_time_s"], entry["step_time_interval_s"]) for entry in found["candidates"]]
+        rows["reserve (plans are optimistic)"] = [f"{entry['reserve_s']:.{digits}f}" for entry in found["candidates"]]
+    rows["step"] = [
+        _range(entry["step_time_s"], entry["step_time_interval_s"], digits) for entry in found["candidates"]
+    ]
     rows["MFU %"] = [_range(entry["mfu_pct"], entry["mfu_pct_interval"], 1) for entry in found["candidates"]]
     rows["GiB, largest rank"] = [
         f"{max(entry['memory_gib_by_rank']):.1f}"
@@ -157,5 +162,10 @@ def _print(found: dict[str, Any]) -> None:
         console.print(f"  - {line}", markup=False)
 
 
-def _range(value: float, ends: list[float], digits: int = 2) -> str:
+def digits_for(step_s: float) -> int:
+    """Decimals that show a hundredth of a step, at least two."""
+    return max(2, 2 - floor(log10(step_s)))
+
+
+def _range(value: float, ends: list[float], digits: int) -> str:
     return f"{value:.{digits}f} [{ends[0]:.{digits}f}–{ends[1]:.{digits}f}]"

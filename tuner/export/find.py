@@ -25,6 +25,7 @@ from tuner.export.subject import Subject
 from tuner.records.layout import find_folder
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
+from tuner.study.plan import make_plan
 
 
 def find_subject(source: str, candidate: str | None, needs_function: bool) -> Subject:
@@ -62,8 +63,9 @@ def _from_study(folder: StudyFolder, text: str | None) -> Subject:
 
 def _from_job(path: str, text: str | None, needs_function: bool) -> Subject:
     job = load_job(path)
-    base = describe(job.model.torchtitan, job.model.path) if needs_function and job.model.torchtitan else None
-    setting = setting_from_job(job, shape=base.shape if base else None)
+    setting, base = job_setting(job)
+    if base is None and needs_function and job.model.torchtitan:
+        base = describe(job.model.torchtitan, job.model.path)
     if text is not None:
         chosen, why = stated(text, setting), "stated"
     elif job.baseline:
@@ -71,6 +73,21 @@ def _from_job(path: str, text: str | None, needs_function: bool) -> Subject:
     else:
         chosen, why = fastest(job, setting), "fastest predicted"
     return _subject(chosen, setting, job, path.rpartition("/")[2], why, base)
+
+
+def job_setting(job: Job) -> tuple[Setting, BaseFunction | None]:
+    """A job's setting; what the job file and the shipped presets do not say is found on this machine, as for a study.
+
+    Raises:
+        UserError: neither says it.
+    """
+    try:
+        return setting_from_job(job), None
+    except UserError:
+        if job.model.torchtitan is None or job.search.framework != "torchtitan":
+            raise
+    plan = make_plan(job)
+    return plan.setting, plan.base
 
 
 def _subject(
