@@ -69,6 +69,8 @@ def read_knobs(config: Any, warnings: list[str]) -> dict[str, Any]:
         "data_parallel_shard": parallel.data_parallel_shard_degree,
         "reshard_after_forward": parallel.fsdp_reshard_after_forward,
         "pipeline_microbatch": parallel.pipeline_parallel_microbatch_size,
+        "mixed_precision": config.training.mixed_precision_param,
+        "listed_stages": len(parallel.module_fqns_per_model_part or []),
         "activation_checkpoint": names.get(kind, "selective"),
         "compile": config.compile.enable,
         "async_tp": config.compile.enable_async_tensor_parallel,

@@ -20,9 +20,14 @@ VERBS = {
     "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
     "probe": "what this machine's devices and links really give, and which device lags",
     "smaller": "a trial on fewer replicas, corrected to the job's full scale",
+    "extrapolate": "what a small run means at another scale, with ranges and what stays unknown",
     "validate": "check the ledger against measured tables, or against dry runs",
     "replay": "search strategies against measured tables, at no device's cost",
     "breakdown": "where the time of a traced step went, in seven parts",
+    "export": "a candidate as torchtitan function, Megatron flags, DeepSpeed JSON or a launch file",
+    "import": "a Megatron command line, DeepSpeed JSON or torchtitan module as a job's baseline",
+    "diagnose": "where the missing MFU points went: budget against measured, in the order to fix",
+    "watch": "a live job against its committed claim: holds, regressed and since when, or cannot tell",
     "status": "what a study has done and spent",
     "budget": "where every device-second of a study went",
     "list": "studies in this folder",
@@ -33,7 +38,7 @@ VERBS = {
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
 }
-"""Verbs and their one-line helps; verb ``x-y`` is module ``tuner.cli.x_y`` (``list`` is ``list_``)."""
+"""Verbs and their one-line helps; ``x-y`` is module ``tuner.cli.x_y`` (``list`` is ``list_``, so is ``import``)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,7 +81,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for verb, text in VERBS.items():
         if verb == asked:
-            name = "list_" if verb == "list" else verb.replace("-", "_")
+            name = f"{verb}_" if verb in ("list", "import") else verb.replace("-", "_")
             module = importlib.import_module(f"tuner.cli.{name}")
             module.add_parser(subparsers)
         else:

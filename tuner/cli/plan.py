@@ -20,6 +20,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--coefficients", metavar="FILE", help="a study's coefficients.json: plan with what its trials calibrated"
     )
+    parser.add_argument("--scaling", metavar="N,N,…", help="predicted MFU at these device counts, with what limits it")
+    parser.add_argument(
+        "--batch",
+        choices=("recipe", "per-device"),
+        default="recipe",
+        help="with --scaling: the global batch stays as the recipe says, or grows with the devices (default recipe)",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="with --scaling: draw it")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(run=run)
 
@@ -33,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     from search_space.job_file import load_job
 
+    if args.scaling:
+        return _scaling(args, started)
+    if args.plot:
+        raise UserError("--plot draws a --scaling; give both")
     document = plan(load_job(args.job), args.top, args.near, read_text(args.coefficients))
     document["elapsed_s"] = time.perf_counter() - started
     if args.json:
@@ -40,6 +52,59 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(document)
     return 0 if document["feasible"] else 2
+
+
+def _scaling(args: argparse.Namespace, started: float) -> int:
+    from pruning.calibration import load_coefficients
+    from search_space.job_file import load_job
+    from search_space.resolve import setting_from_job
+    from tuner.scaling import parse_scales
+    from tuner.scaling import plot
+    from tuner.scaling import scaling
+
+    job = load_job(args.job)
+    setting = setting_from_job(job)
+    text = read_text(args.coefficients)
+    known = load_coefficients(text, setting) if text is not None else None
+    entries = scaling(setting, job.search, parse_scales(args.scaling), args.batch, known)
+    if args.plot:
+        title = f"{setting.shape.name} on {setting.hardware.name} with {setting.framework}, batch: {args.batch}"
+        plot(entries, Path(args.plot), title)
+    document = {
+        "model": setting.shape.name,
+        "hardware": setting.hardware.name,
+        "framework": setting.framework,
+        "batch": args.batch,
+        "scaling": entries,
+        "elapsed_s": time.perf_counter() - started,
+    }
+    if args.json:
+        print(json.dumps(document))
+    else:
+        _print_scaling(document)
+    return 0 if any(entry["feasible"] for entry in entries) else 2
+
+
+def _print_scaling(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    batch = "batch as the recipe says" if document["batch"] == "recipe" else "batch grows with the devices"
+    console.print(f"{document['model']} on {document['hardware']} with {document['framework']}, {batch}", markup=False)
+    table = Table("devices", "batch", "MFU %", "step s", "limited by", "candidate")
+    for entry in document["scaling"]:
+        first = (str(entry["devices"]), str(entry["global_batch_seqs"]))
+        if not entry["feasible"]:
+            table.add_row(*first, "", "", "", entry["why"])
+            continue
+        low, high = entry["mfu_pct_interval"]
+        part = entry["limiting_part"]
+        limit = f"{part.replace('_', ' ')} ({entry['points'][part]:.0f}% of the step)"
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
+        label = entry["label"] + (" (may not fit)" if entry["may_not_fit"] else "")
+        table.add_row(*first, mfu, f"{entry['step_time_s']:.3g}", limit, label)
+    console.print(table)
 
 
 def read_text(path: str | None) -> str | None:

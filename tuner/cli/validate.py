@@ -28,6 +28,12 @@ def add_parser(subparsers: Any) -> None:
         "K: those plus K rows of the group itself (default none)",
     )
     parser.add_argument(
+        "--across-scale",
+        action="store_true",
+        help="predict each model's larger runs from its smallest ones; --calibrate none or loo says what the fit "
+        "starts from",
+    )
+    parser.add_argument(
         "--margins",
         type=float,
         nargs="+",
@@ -52,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return validate_dry_run.run(args)
     if not args.tables:
         raise UserError("validate: name at least one TABLE.csv, or ask --against dry-run")
+    if args.across_scale:
+        return _across_scale(args)
     from pruning.validate.run import validate
 
     document = validate(args.tables, args.calibrate, args.margins)
@@ -59,6 +67,35 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document))
     else:
         _print(document)
+    return 0
+
+
+def _across_scale(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pruning.validate.scale import validate_across_scale
+
+    if args.calibrate not in ("none", "loo"):
+        raise UserError(f"--across-scale: --calibrate {args.calibrate!r}, needs none or loo")
+    document = validate_across_scale(args.tables, args.calibrate)
+    if not document["series"]:
+        raise UserError("--across-scale: no model of these tables was measured at two device counts")
+    if args.json:
+        print(json.dumps(document))
+        return 0
+    console = Console(highlight=False)
+    table = Table("table", "model", "hardware", "seq", "from GPUs", "rows", "to GPUs: median MFU error %", "all")
+    for one in document["series"]:
+        larger = ", ".join(f"{scale['gpus']}: {scale['mfu_error_pct']:.1f}" for scale in one["larger"])
+        first = (one["table"], one["model"], one["hardware"], str(one["seq_len"]), str(one["calibrated_on_gpus"]))
+        table.add_row(*first, str(one["calibrated_on_rows"]), larger, f"{one['mfu_error_pct']:.1f}")
+    console.print(table)
+    overall = dict(document["overall"])
+    for name, figures in overall.pop("tables").items():
+        console.print(f"{name}: " + ", ".join(f"{key} {_number(value)}" for key, value in figures.items()))
+    for key, value in overall.items():
+        console.print(f"{key}: {_number(value)}")
     return 0
 
 
