@@ -74,7 +74,7 @@ def page_document(
     baseline = by_number.get(summary.baseline) if summary.baseline is not None else None
     changed, diff = _changes(winner, baseline)
     account = spending(folder, events, summary)
-    kept = {key: value for key, value in summary.to_json().items() if key not in ("trials", "running", "near_misses")}
+    kept = {key: value for key, value in summary.to_json().items() if key not in ("trials", "running")}
     document = {
         **kept,
         "knobs": [{"name": knob.name, "short": knob.short, "help": knob.help} for knob in KNOBS],
@@ -125,7 +125,9 @@ def _trial(trial: dict[str, Any]) -> dict[str, Any]:
     shown["knobs"] = _knobs(trial["candidate"])
     failure = trial.get("failure")
     if failure:
-        shown["failure"] = {key: failure.get(key) for key in ("class", "rank", "advice") if failure.get(key) is not None}
+        shown["failure"] = {
+            key: failure.get(key) for key in ("class", "rank", "advice") if failure.get(key) is not None
+        }
         shown["failure"]["text"] = str(failure.get("text") or "")[:MAX_TEXT]
     broken = trial.get("breakdown")
     if broken:

@@ -6,8 +6,8 @@ Page.groups = (trials) => {
   const { winner, baseline } = Page.document;
   const role = (t) => (t.number === winner ? "winner" : t.number === baseline ? "baseline" : t.state);
   const looks = [
-    ["measured", "measured", "circle", 8], ["stopped", "stopped early", "diamond-open", 9], ["failed", "failed", "x-thin-open", 9],
-    ["infeasible", "infeasible", "x-thin-open", 9], ["baseline", "baseline", "square", 12], ["winner", "winner", "star", 16],
+    ["failed", "failed", "x-thin-open", 8], ["infeasible", "infeasible", "x-thin-open", 8], ["stopped", "stopped early", "diamond-open", 9],
+    ["measured", "measured", "circle", 8], ["baseline", "baseline", "square", 12], ["winner", "winner", "star", 16],
   ];
   return looks.map(([key, name, symbol, size]) => ({ key, name, symbol, size, colour: Page.colour(key === "infeasible" ? "failed" : key), trials: trials.filter((t) => role(t) === key) })).filter((g) => g.trials.length);
 };
@@ -42,7 +42,7 @@ Page.pareto = (trials, refused) => {
     traces.push({
       type: "scatter", mode: "markers", name: group.name, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
       text: group.trials.map(Page.hover), customdata: group.trials.map((t) => t.number), hovertemplate: "%{text}<extra></extra>",
-      marker: { symbol: group.symbol, size: group.size, color: group.colour, opacity: predicted ? 0.9 : 0.85, line: { width: group.symbol.includes("x-thin") ? 2 : 1, color: group.symbol.includes("open") ? group.colour : Page.colour("card") } },
+      marker: { symbol: group.symbol, size: group.size, color: group.colour, opacity: predicted && group.trials.length > 40 ? 0.6 : 0.9, line: { width: group.symbol.includes("x-thin") ? 2 : 1, color: group.symbol.includes("open") ? group.colour : Page.colour("card") } },
     });
   }
   const xs = traces.flatMap((t) => t.x).filter((x) => Page.known(x) && x > 0);
@@ -56,11 +56,12 @@ Page.pareto = (trials, refused) => {
   const placed = trials.filter((t) => place(t).every(Page.known)).length;
   const hidden = refused.length - ghosts.length;
   document.getElementById("pareto-note").textContent =
-    `${shown.length} measured trials; ${trials.length - shown.length} that failed or were stopped stand where the ledger or their own short run puts them. ` +
+    `${shown.length} measured trial${shown.length === 1 ? "" : "s"}. ` +
+    (trials.length > shown.length ? `${trials.length - shown.length} that failed or were stopped stand where the ledger, or their own short run, puts them. ` : "") +
     (ghosts.length ? `${ghosts.length} refused candidates are drawn as ghosts where the ledger would put them` + (hidden ? `; ${hidden} more have no figures or are left out. ` : ". ") : refused.length ? `${refused.length} refused candidates carry no figures; their reasons are below. ` : "") +
     (placed ? "Up and left is better." : "");
   Page.draw("pareto", traces.filter((t) => t.x.some(Page.known)), Page.layout({
-    xaxis: Page.axis("peak reserved memory per device, GiB", wide ? { type: "log", dtick: "D2" } : { rangemode: "tozero" }), yaxis: Page.axis("MFU, %", { rangemode: "tozero" }), shapes, annotations,
+    xaxis: wide ? Page.logAxis("peak reserved memory per device, GiB", Math.min(...xs) * 0.85, Math.max(...xs, limit || 0) * 1.15) : Page.axis("peak reserved memory per device, GiB"), yaxis: Page.axis("MFU, %", { rangemode: "tozero" }), shapes, annotations,
   }), "No trial has figures yet.");
 };
 
@@ -88,10 +89,10 @@ Page.regret = (document_) => {
   const xs = [...steps.map((s) => s.spent), spent].map((s) => s / unit), ys = [...steps.map((s) => s.regret), steps.at(-1).regret];
   const traces = [{ type: "scatter", mode: "lines+markers", name: "regret", x: xs, y: ys, line: { shape: "hv", color: Page.colour("measured"), width: 2 }, marker: { size: [...steps.map(() => 8), 0.1] },
     text: [...steps.map((s) => Page.hover(s.trial)), "spent so far"], customdata: [...steps.map((s) => s.trial.number), null], hovertemplate: "%{text}<br>regret %{y:.2f}% after %{x:.2f} " + name + "<extra></extra>" }];
-  const budget = document_.budget_device_s / unit;
+  const budget = document_.budget_device_s / unit, top = Math.max(...ys, 0.1);
   const shapes = budget ? [{ type: "line", x0: budget, x1: budget, yref: "paper", y0: 0, y1: 1, line: { color: Page.colour("baseline"), width: 1, dash: "dash" } }] : [];
   const annotations = budget ? [{ x: budget, yref: "paper", y: 1, xanchor: "right", yanchor: "top", showarrow: false, text: "budget ", font: { size: 12, color: Page.colour("baseline") } }] : [];
-  Page.draw("regret", traces, Page.layout({ showlegend: false, shapes, annotations, xaxis: Page.axis(`spent, ${name}`, { range: [0, 1.02 * Math.max(budget || 0, spent / unit)] }), yaxis: Page.axis("regret, %", { rangemode: "tozero" }) }), "");
+  Page.draw("regret", traces, Page.layout({ showlegend: false, shapes, annotations, xaxis: Page.axis(`spent, ${name}`, { range: [0, 1.02 * Math.max(budget || 0, spent / unit)] }), yaxis: Page.axis("regret, %", { range: [-0.03 * top, 1.08 * top] }) }), "");
   Page.fill("regret-table", Page.table(["trial", "spent", "step time, s", "regret, %"], steps.map((s) => [`${s.trial.number} ${s.trial.label}`, Page.amount(s.spent), Page.number(s.trial.step_time_s), Page.fixed(s.regret, 2)]), "Improvements of the best step time"));
 };
 
@@ -106,7 +107,7 @@ Page.predicted = (trials) => {
   const low = Math.min(...all) * 0.9, high = Math.max(...all) * 1.1;
   const traces = [{ type: "scatter", mode: "lines", name: "as predicted", x: [low, high], y: [low, high], line: { color: Page.colour("ghost"), width: 1, dash: "dash" }, hoverinfo: "skip" }];
   for (const group of Page.groups(shown)) {
-    const bar = (ends, mid) => ({ type: "data", symmetric: false, array: group.trials.map((t) => Math.max(0, (ends(t)?.[1] ?? mid(t)) - mid(t))), arrayminus: group.trials.map((t) => Math.max(0, mid(t) - (ends(t)?.[0] ?? mid(t)))), thickness: 1, width: 0, color: group.colour });
+    const bar = (ends, mid) => ({ type: "data", symmetric: false, array: group.trials.map((t) => Math.max(0, (ends(t)?.[1] ?? mid(t)) - mid(t))), arrayminus: group.trials.map((t) => Math.max(0, mid(t) - (ends(t)?.[0] ?? mid(t)))), thickness: 1, width: 0, color: (shown.length > 60 && Page.mixed(Page.colour("card"), group.colour, 0.35)) || group.colour });
     traces.push({
       type: "scatter", mode: "markers", name: group.name, x: group.trials.map((t) => t.predicted.step_time_s), y: group.trials.map((t) => t.step_time_s),
       error_x: bar((t) => t.predicted.step_time_interval_s, (t) => t.predicted.step_time_s), error_y: bar((t) => t.step_time_ci_s, (t) => t.step_time_s),
@@ -114,8 +115,8 @@ Page.predicted = (trials) => {
       marker: { symbol: group.symbol, size: Math.max(7, group.size - 2), color: group.colour, line: { width: 1, color: Page.colour("card") } },
     });
   }
-  const dtick = high / low > 30 ? 1 : high / low > 6 ? "D2" : "D1";
-  Page.draw("predicted", traces, Page.layout({ xaxis: Page.axis("predicted step time, s", { type: "log", dtick }), yaxis: Page.axis("measured step time, s", { type: "log", dtick }) }), "");
+  const times = shown.flatMap((t) => [t.step_time_s, ...(t.step_time_ci_s || [])]);
+  Page.draw("predicted", traces, Page.layout({ xaxis: Page.logAxis("predicted step time, s", low, high), yaxis: Page.logAxis("measured step time, s", Math.min(...times) * 0.8, Math.max(...times) * 1.2) }), "");
 };
 
 Page.partNames = (broken) => ["useful", ...Object.keys(broken.parts_s), "unexplained"];

@@ -63,3 +63,12 @@ Page.wrap = (text, width = 70) => {
   }
   return lines.map(Page.plain).join("<br>");
 };
+
+// Do something again only if what it rests on has changed: what is not touched keeps focus and scroll.
+Page.seen = {};
+Page.ifNew = (key, value, act) => {
+  const text = JSON.stringify(value);
+  if (Page.seen[key] === text) return;
+  Page.seen[key] = text;
+  act();
+};

@@ -45,12 +45,12 @@ Page.timeline = (document_) => {
     yaxis: Page.axis("", { tickvals: [...Array(lanes).keys()], ticktext: [...Array(lanes).keys()].map((i) => `gang ${i + 1}`), range: [lanes - 0.4, -0.75], showgrid: false, zeroline: false, fixedrange: true }) }), "");
 };
 
-Page.kindsTable = (document_) => {
+Page.kindsTable = (document_) => Page.ifNew("kinds", document_.spending, () => {
   const { by_kind_s: kinds, saved_device_s: saved } = document_.spending;
   const sum = Object.values(kinds).reduce((a, b) => a + b, 0);
   Page.fill("kinds-table", Page.table(["kind", "device-seconds", "of spent"], Object.entries(kinds).map(([kind, s]) => [Page.words(kind), Page.cell(s, s.toFixed(1)), sum ? `${Page.fixed((100 * s) / sum)}%` : "–"]), "Device-seconds by kind"),
     saved ? Page.el("p", { class: "small muted" }, `Stopping losers early saved ${Page.amount(saved)}.`) : null);
-};
+});
 
 // Axes of the parallel coordinates: the knobs that were varied, then MFU.
 Page.varied = (document_) => {
@@ -73,10 +73,7 @@ Page.parallel = (document_, trials) => {
   // A little apart, so that lines that share a value can be told from each other.
   const apart = (t) => (((t.number * 7919) % 101) / 101 - 0.5) * 0.035;
   const fixed = document_.knobs.length - knobs.length;
-  note.textContent = `One line a trial through its ${knobs.length} varied knobs (${fixed} others are the same in all), ending at its MFU. The greener the faster; broken lines failed or were stopped.`;
-  const buckets = 5;
-  const mix = (k) => `color-mix(in srgb, ${Page.colour("high")} ${k}%, ${Page.colour("low")})`;
-  const solid = (k) => Page.mixed(Page.colour("low"), Page.colour("high"), k / 100) || mix(k);
+  note.textContent = `One line a trial through its ${knobs.length} varied knobs (${fixed} others are the same in all), ending at its MFU. Colours rank the trials by MFU; broken red lines failed or were stopped.`;
   const traces = [];
   const line = (name, mine, look, legend) => {
     if (!mine.length) return;
@@ -88,13 +85,13 @@ Page.parallel = (document_, trials) => {
     }
     traces.push({ type: "scatter", mode: "lines", name, x, y, showlegend: legend, hoverinfo: "skip", ...look.trace });
   };
-  const many = trials.length > 150 ? 0.3 : 0.75;
-  const special = new Set([document_.winner, document_.baseline]);
-  line("failed or stopped", trials.filter((t) => t.state !== "measured"), { trace: { line: { color: Page.colour("failed"), width: 1, dash: "dot" }, opacity: many } }, true);
-  for (let b = 0; b < buckets; b += 1) {
-    const mine = trials.filter((t) => t.state === "measured" && Page.known(t.mfu_pct) && !special.has(t.number) && Math.min(buckets - 1, Math.floor(scaled(t.mfu_pct) * buckets)) === b);
-    line(b === 0 ? "slowest" : b === buckets - 1 ? "fastest" : `fifth ${b + 1}`, mine, { trace: { line: { color: solid((100 * b) / (buckets - 1)), width: 1.4 }, opacity: b === buckets - 1 ? Math.min(0.9, many + 0.3) : many } }, b === 0 || b === buckets - 1);
-  }
+  const special = new Set([document_.winner, document_.baseline]), many = trials.length > 150;
+  const ranked = trials.filter((t) => t.state === "measured" && Page.known(t.mfu_pct)).sort((a, b) => a.mfu_pct - b.mfu_pct);
+  const part = (from, to) => ranked.slice(Math.floor(from * ranked.length), Math.floor(to * ranked.length)).filter((t) => !special.has(t.number));
+  line("failed or stopped", trials.filter((t) => t.state !== "measured"), { trace: { line: { color: Page.colour("failed"), width: 1, dash: "dot" }, opacity: many ? 0.2 : 0.6 } }, true);
+  line("slower half", part(0, 0.5), { trace: { line: { color: Page.colour("ghost"), width: 1 }, opacity: many ? 0.3 : 0.8 } }, true);
+  line("faster half", part(0.5, 0.9), { trace: { line: { color: Page.colour("measured"), width: 1.2 }, opacity: many ? 0.35 : 0.9 } }, true);
+  line("fastest tenth", part(0.9, 1), { trace: { line: { color: Page.colour("winner"), width: 1.6 }, opacity: 0.9 } }, true);
   line("baseline", trials.filter((t) => t.number === document_.baseline && t.number !== document_.winner), { exact: true, trace: { line: { color: Page.colour("baseline"), width: 3, dash: "dash" } } }, true);
   line("winner", trials.filter((t) => t.number === document_.winner), { exact: true, trace: { line: { color: Page.colour("winner"), width: 4 } } }, true);
   const shapes = [...knobs, null].map((_, k) => ({ type: "line", x0: k, x1: k, y0: -0.04, y1: 1.04, line: { color: Page.colour("muted"), width: 1 }, layer: "below" }));

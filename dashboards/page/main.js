@@ -15,7 +15,10 @@ Page.headline = () => {
     if (d.winner === d.baseline) verdict.push(el("p", { class: "gain" }, "Nothing measured beat it beyond noise."));
     else if (c) verdict.push(el("p", { class: "gain", id: "gain", "data-value": c.step_time_change_pct, "data-low": c.step_time_change_ci_pct[0], "data-high": c.step_time_change_ci_pct[1] },
       el("strong", { class: c.significant ? "good" : null }, `step time ${Page.signed(c.step_time_change_pct)}%`), ` [${Page.signed(c.step_time_change_ci_pct[0])}, ${Page.signed(c.step_time_change_ci_pct[1])}] against the baseline · MFU ${Page.signed(c.mfu_points)} points · ${c.significant ? "significant" : "within noise"}`));
-  } else if (d.feasible === 0) verdict.push(el("p", { class: "verdict" }, "No candidate is feasible"));
+  } else if (d.feasible === 0) {
+    verdict.push(el("p", { class: "verdict" }, "No candidate is feasible"));
+    for (const miss of d.near_misses) verdict.push(el("p", {}, "Nearest: ", el("strong", {}, miss.label), `: ${miss.reasons.map((r) => r.text).join("; ")}.`));
+  }
   else verdict.push(el("p", { class: "verdict" }, d.state === "running" ? "No winner yet" : "No winner"));
   if (!winner) {
     const best = Page.measured(d.trials).sort((a, b) => a.step_time_s - b.step_time_s)[0];
@@ -73,7 +76,11 @@ Page.perTrial = (done) => {
   const trials = Page.filtered();
   Page.rows(trials);
   const jobs = [() => Page.pareto(trials, Page.refused), () => Page.predicted(trials), () => Page.parallel(Page.document, trials)];
-  Page.frames(jobs, done);
+  Page.frames(jobs, () => {
+    // Counts how often the filtered charts were drawn: what waits for a filter can see when it has come through.
+    document.documentElement.dataset.turn = Number(document.documentElement.dataset.turn || 0) + 1;
+    done?.();
+  });
 };
 
 Page.frames = (jobs, done) => {
@@ -84,9 +91,10 @@ Page.frames = (jobs, done) => {
 Page.all = (done) => {
   Page.headline();
   Page.options();
-  Page.evidence();
-  Page.groupsTable();
-  Page.kindsTable(Page.document);
+  const d = Page.document;
+  Page.ifNew("evidence", [d.winner, d.baseline, d.commit, d.comparison, d.notes, d.warnings, d.state, d.trials.length], Page.evidence);
+  Page.ifNew("groups", d.rejected ?? null, Page.groupsTable);
+  Page.kindsTable(d);
   Page.perTrial(() => Page.frames([() => Page.regret(Page.document), () => Page.parts(Page.document), () => Page.timeline(Page.document)], done));
 };
 

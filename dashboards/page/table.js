@@ -39,7 +39,10 @@ Page.columns = [
 ];
 Page.sort = { column: 0, down: false };
 
+Page.widths = [5, 6.5, 21, 9, 6, 6, 11.5, 8.5, 5.5, 6.5, 14.5];
+
 Page.initTable = () => {
+  document.getElementById("table").prepend(Page.el("colgroup", {}, ...Page.widths.map((width) => Page.el("col", { style: `width:${width}%` }))));
   const row = document.querySelector("#table thead tr");
   Page.columns.forEach(([name], i) => {
     const numeric = i === 0 || (i >= 4 && i <= 9);
@@ -61,8 +64,7 @@ Page.rows = (trials) => {
     th.firstElementChild.textContent = Page.columns[i][0] + (i === column ? (down ? " ▾" : " ▴") : "");
   });
   const { winner, baseline } = Page.document;
-  const body = document.createDocumentFragment();
-  for (const t of [...trials].sort(order)) {
+  const row = (t) => {
     const open = Page.el("button", { type: "button", class: "link", "aria-label": `Trial ${t.number} in full`, onclick: () => Page.showTrial(t.number) }, t.number);
     const cells = [Page.el("th", { scope: "row", class: "num" }, open), Page.el("td", {}, t.state)];
     cells.push(Page.el("td", {}, t.label), Page.el("td", {}, [t.role, t.number === winner ? "winner" : ""].filter(Boolean).join(", ")));
@@ -72,10 +74,24 @@ Page.rows = (trials) => {
       else cells.push(Page.cell(Page.known(value) ? value : undefined, Page.known(value) ? Page.columns[i][2](value) : ""));
     }
     cells.push(Page.el("td", { class: "wide-text" }, t.failure ? `${t.failure.class}: ${t.failure.text.split("\n")[0].slice(0, 140)}` : (t.flags || []).map(Page.words).join(", ")));
-    body.append(Page.el("tr", { "data-number": t.number, class: t.number === winner ? "winner" : t.number === baseline ? "baseline" : null }, ...cells));
-  }
+    return Page.el("tr", { "data-number": t.number, class: t.number === winner ? "winner" : t.number === baseline ? "baseline" : null }, ...cells);
+  };
+  const body = document.querySelector("#table tbody"), ordered = [...trials].sort(order);
+  const focused = document.activeElement?.closest?.("#table tr")?.dataset.number, scroll = body.closest(".scroll"), top = scroll.scrollTop;
+  // At first a screenful, so that the page stands at once; later all, so that it does not jump.
+  const first = document.documentElement.dataset.drawnMs ? ordered.length : 100;
+  body.replaceChildren(...ordered.slice(0, first).map(row));
+  scroll.scrollTop = top;
+  if (focused) body.querySelector(`tr[data-number="${focused}"] button`)?.focus({ preventScroll: true });
+  // The rest comes in pieces between other work; a newer table takes over from one that is not finished.
+  const turn = (Page.turn = (Page.turn || 0) + 1);
+  const more = (from) => {
+    if (turn !== Page.turn) return;
+    body.append(...ordered.slice(from, from + 300).map(row));
+    if (from + 300 < ordered.length) setTimeout(more, 0, from + 300);
+  };
+  if (ordered.length > first) setTimeout(more, 0, first);
   if (!trials.length) body.append(Page.el("tr", {}, Page.el("td", { colspan: Page.columns.length }, Page.document.trials.length ? "No trial passes the filter." : "No trial has ended yet.")));
-  document.querySelector("#table tbody").replaceChildren(body);
   document.getElementById("filter-count").textContent = `${trials.length} of ${Page.document.trials.length} trials`;
 };
 

@@ -24,6 +24,17 @@ Page.axis = (title, more = {}) => ({
   tickfont: { size: 12, color: Page.colour("muted") }, automargin: true, ...more,
 });
 
+// A logarithmic axis with whole numbers written out; Plotly's own ticks write only the digit.
+Page.logAxis = (title, low, high) => {
+  const all = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1)
+    for (const digit of [1, 1.5, 2, 3, 5, 7]) all.push(Number((digit * 10 ** power).toPrecision(3)));
+  let ticks = all.filter((v) => v >= low && v <= high);
+  if (ticks.length > 8) ticks = ticks.filter((v) => /^0*[125]0*$/.test(String(v).replace(".", "")));
+  if (ticks.length > 10) ticks = ticks.filter((v) => Number.isInteger(Math.log10(v)));
+  return Page.axis(title, { type: "log", tickvals: ticks, ticktext: ticks.map((v) => Page.number(v)), range: [Math.log10(low), Math.log10(high)] });
+};
+
 Page.layout = (more) => ({
   paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 60, r: 16, t: 8, b: 48 },
   font: { family: "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif", size: 13, color: Page.colour("text") },
@@ -36,10 +47,12 @@ Page.layout = (more) => ({
 Page.draw = (id, traces, layout, empty) => {
   const place = document.getElementById(id);
   if (!traces.length) {
-    if (place.classList.contains("js-plotly-plot")) Plotly.purge(place);
+    if (place.classList.contains("js-plotly-plot")) { Plotly.purge(place); delete Page.charts[id]; }
     place.replaceChildren(Page.el("div", { class: "empty" }, empty));
+    place.classList.add("bare");
     return;
   }
+  place.classList.remove("bare");
   if (place.firstElementChild?.classList.contains("empty")) place.replaceChildren();
   Plotly.react(place, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   if (!Page.charts[id]) {

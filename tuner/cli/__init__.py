@@ -27,6 +27,7 @@ VERBS = {
     "budget": "where every device-second of a study went",
     "list": "studies in this folder",
     "report": "a study's trials, winner and the winner's diff",
+    "serve": "the report page, live while the study runs",
     "ui": "open the MLflow pages of a study",
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
