@@ -49,7 +49,8 @@ def main(trials: int, times: int) -> None:
             page.goto(path.as_uri())
             page.wait_for_selector("html[data-drawn-ms]", timeout=120_000)
             drawn.append(int(page.evaluate("document.documentElement.dataset.drawnMs")))
-            page.wait_for_function(f"document.querySelectorAll('#table tbody tr').length === {trials}")
+            while page.evaluate("document.querySelectorAll('#table tbody tr').length") < trials:
+                page.wait_for_timeout(5)
             whole.append(round(page.evaluate("performance.now()")))
             page.close()
         browser.close()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import os
 from pathlib import Path
+import time
 from typing import Any
 
 import pytest
@@ -45,7 +46,14 @@ class Opened:
         """Do something that changes the filter, and wait until the charts have followed."""
         turn = int(self.js("document.documentElement.dataset.turn"))
         act()
-        self.page.wait_for_function(f"Number(document.documentElement.dataset.turn) > {turn}", timeout=60_000)
+        self.until(f"Number(document.documentElement.dataset.turn) > {turn}")
+
+    def until(self, condition: str, timeout_s: float = 60.0) -> None:
+        """Wait for an expression to hold. Playwright's own wait evaluates text, which the page's policy forbids."""
+        end = time.monotonic() + timeout_s
+        while not self.js(condition):
+            assert time.monotonic() < end, f"never came true: {condition}"
+            self.page.wait_for_timeout(50)
 
     def js(self, text: str) -> Any:
         """The value of an expression in the page."""

@@ -36,10 +36,10 @@ def test_page_follows_and_keeps_filter_scroll_and_zoom(opened: Opened, tmp_path:
         shown = int(page.text_content("#filter-count").split()[0])
         with folder.journal.open("a") as file:
             file.write("".join(json.dumps(line) + "\n" for line in whole[cut:]))
-        page.wait_for_function("document.getElementById('state').textContent === 'done'", timeout=30_000)
-        page.wait_for_function("document.getElementById('filter-count').textContent.includes('of 60')", timeout=30_000)
+        opened.until("document.getElementById('state').textContent === 'done'")
+        opened.until("document.getElementById('filter-count').textContent.includes('of 60')")
         version = "document.documentElement.dataset.version"
-        page.wait_for_function(f"{version} !== JSON.parse(document.getElementById('data').textContent).live.version")
+        opened.until(f"{version} !== JSON.parse(document.getElementById('data').textContent).live.version")
         assert int(page.text_content("#filter-count").split()[0]) > shown
         assert page.input_value("#filter-text") == "mfu>1"
         assert opened.js("document.getElementById('pareto').layout.xaxis.range") == [30, 50]
@@ -48,7 +48,7 @@ def test_page_follows_and_keeps_filter_scroll_and_zoom(opened: Opened, tmp_path:
         assert "has ended" in page.text_content("#live") and page.is_visible("#winner")
         assert faults(opened) == []
         assert opened.said == [] and all(url.startswith(address) for url in opened.requests)
-    page.wait_for_function("document.getElementById('live').hasAttribute('data-bad')", timeout=30_000)
+    opened.until("document.getElementById('live').hasAttribute('data-bad')")
     assert "The server is gone" in page.text_content("#live") and page.text_content("#filter-count")
 
 
@@ -62,7 +62,7 @@ def test_a_heartbeat_moves_the_account(opened: Opened, tmp_path: Path) -> None:
         beat = {"event": "heartbeat", "unix_s": lines[-1]["unix_s"] + 2, "running": {"3": 116.0}}
         with folder.journal.open("a") as file:
             file.write(json.dumps(beat) + "\n")
-        opened.page.wait_for_function(f"{read} === {before + 100}", timeout=30_000)
+        opened.until(f"{read} === {before + 100}")
         assert opened.said == []
 
 

@@ -134,11 +134,9 @@ def test_filter_and_sort(opened: Opened, tmp_path: Path) -> None:
     trials = [line for line in events(120) if line["event"] == "trial"]
 
     def left(text: str) -> set[int]:
-        page.fill("#filter-text", text)
-        page.wait_for_timeout(900)
-        return set(
-            opened.js("[...document.querySelectorAll('#table tbody tr[data-number]')].map((r) => +r.dataset.number)")
-        )
+        opened.after(lambda: page.fill("#filter-text", text))
+        rows = "[...document.querySelectorAll('#table tbody tr[data-number]')]"
+        return set(opened.js(f"{rows}.map((row) => Number(row.dataset.number))"))
 
     def wanted(test: Any) -> set[int]:
         return {trial["number"] for trial in trials if test(trial)}
@@ -227,7 +225,7 @@ def test_hostile_text_stays_text(opened: Opened, tmp_path: Path) -> None:
 def test_a_thousand_trials_all_stand(opened: Opened, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", events(1000), refused=300)
     opened.goto(page_of(folder, tmp_path))
-    opened.page.wait_for_function("document.querySelectorAll('#table tbody tr').length === 1000", timeout=30_000)
+    opened.until("document.querySelectorAll('#table tbody tr').length === 1000")
     assert opened.js("document.querySelectorAll('#pareto .scatterlayer .point').length") == 1300
     assert opened.said == []
 
