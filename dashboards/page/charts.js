@@ -24,7 +24,7 @@ Page.pareto = (trials, refused) => {
   const ghosts = refused.filter((r) => Page.known(r.mfu_pct) && Page.known(r.memory_gib) && r.memory_gib > 0).slice(0, 1500);
   const traces = [];
   if (ghosts.length) traces.push({
-    type: "scatter", mode: "markers", name: "refused (as predicted)", x: ghosts.map((r) => r.memory_gib), y: ghosts.map((r) => r.mfu_pct),
+    type: "scatter", mode: "markers", name: "refused", x: ghosts.map((r) => r.memory_gib), y: ghosts.map((r) => r.mfu_pct),
     text: ghosts.map((r) => `<b>refused</b> ${Page.plain(r.label)}<br>${r.reasons.map((x) => Page.wrap(x[4])).join("<br>")}`),
     hovertemplate: "%{text}<extra></extra>", marker: { symbol: "circle-open", size: 7, color: Page.colour("ghost"), opacity: 0.55 },
   });
@@ -107,10 +107,17 @@ Page.predicted = (trials) => {
   const low = Math.min(...all) * 0.9, high = Math.max(...all) * 1.1;
   const traces = [{ type: "scatter", mode: "lines", name: "as predicted", x: [low, high], y: [low, high], line: { color: Page.colour("ghost"), width: 1, dash: "dash" }, hoverinfo: "skip" }];
   for (const group of Page.groups(shown)) {
-    const bar = (ends, mid) => ({ type: "data", symmetric: false, array: group.trials.map((t) => Math.max(0, (ends(t)?.[1] ?? mid(t)) - mid(t))), arrayminus: group.trials.map((t) => Math.max(0, mid(t) - (ends(t)?.[0] ?? mid(t)))), thickness: 1, width: 0, color: (shown.length > 60 && Page.mixed(Page.colour("card"), group.colour, 0.35)) || group.colour });
+    // All intervals of a group are one path: an element for each would cost more than everything else.
+    const x = [], y = [];
+    for (const t of group.trials) {
+      const [guess, found] = [t.predicted.step_time_interval_s, t.step_time_ci_s];
+      if (guess) { x.push(...guess, null); y.push(t.step_time_s, t.step_time_s, null); }
+      if (found) { x.push(t.predicted.step_time_s, t.predicted.step_time_s, null); y.push(...found, null); }
+    }
+    const thin = (shown.length > 60 && Page.mixed(Page.colour("card"), group.colour, 0.35)) || group.colour;
+    traces.push({ type: "scatter", mode: "lines", name: `intervals of ${group.name}`, legendgroup: group.key, showlegend: false, x, y, line: { color: thin, width: 1, simplify: false }, hoverinfo: "skip" });
     traces.push({
-      type: "scatter", mode: "markers", name: group.name, x: group.trials.map((t) => t.predicted.step_time_s), y: group.trials.map((t) => t.step_time_s),
-      error_x: bar((t) => t.predicted.step_time_interval_s, (t) => t.predicted.step_time_s), error_y: bar((t) => t.step_time_ci_s, (t) => t.step_time_s),
+      type: "scatter", mode: "markers", name: group.name, legendgroup: group.key, x: group.trials.map((t) => t.predicted.step_time_s), y: group.trials.map((t) => t.step_time_s),
       text: group.trials.map(Page.hover), customdata: group.trials.map((t) => t.number), hovertemplate: "%{text}<br>predicted %{x:.4g} s, measured %{y:.4g} s<extra></extra>",
       marker: { symbol: group.symbol, size: Math.max(7, group.size - 2), color: group.colour, line: { width: 1, color: Page.colour("card") } },
     });

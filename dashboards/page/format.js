@@ -46,8 +46,9 @@ Page.words = (name) => String(name).replaceAll("_", " ");
 Page.cell = (value, text, kind = "td") => Page.el(kind, { class: "num", "data-value": value === undefined ? null : value }, text);
 
 Page.table = (heads, rows, caption) => {
-  const head = Page.el("tr", {}, ...heads.map((name, i) => Page.el("th", { scope: "col", class: i ? "num" : null }, name)));
   const body = rows.map((row) => Page.el("tr", {}, ...row.map((cell, i) => (cell instanceof Node && /^T[DH]$/.test(cell.tagName) ? cell : Page.el(i ? "td" : "th", i ? { class: "num" } : { scope: "row" }, cell)))));
+  // A head stands as the cells under it do.
+  const head = Page.el("tr", {}, ...heads.map((name, i) => Page.el("th", { scope: "col", class: body[0]?.cells[i]?.classList.contains("num") ? "num" : null }, name)));
   const wrap = Page.el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption });
   wrap.append(Page.el("table", {}, Page.el("thead", {}, head), Page.el("tbody", {}, ...body)));
   return wrap;

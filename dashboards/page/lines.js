@@ -35,10 +35,11 @@ Page.timeline = (document_) => {
     ends.set(key, found);
   }
   const mids = [...ends.values()];
-  traces.push({ type: "scatter", mode: "markers", showlegend: false, x: mids.map((s) => (s.start_s + s.end_s) / 2 / unit), y: mids.map((s) => s.lane), marker: { size: 14, opacity: 0 }, customdata: mids.map((s) => s.number),
+  // Points to hover over: a line without width has them, and needs no element for each.
+  traces.push({ type: "scatter", mode: "lines", line: { width: 0 }, showlegend: false, x: mids.map((s) => (s.start_s + s.end_s) / 2 / unit), y: mids.map((s) => s.lane), customdata: mids.map((s) => s.number),
     text: mids.map((s) => `<b>${s.number === null ? "probe" : `trial ${s.number}`}</b> ${Page.plain(labels.get(s.number) ?? "")}<br>${s.text.map(Page.plain).join("<br>")}`), hovertemplate: "%{text}<extra></extra>" });
   // A number on each trial that is wide enough for it.
-  const annotations = mids.filter((s) => s.number !== null && (s.end_s - s.start_s) / end > 0.035).map((s) => ({ x: (s.start_s + s.end_s) / 2 / unit, y: s.lane + 0.4, yanchor: "bottom", showarrow: false, text: String(s.number), font: { size: 11, color: Page.colour("muted") } }));
+  const annotations = mids.filter((s) => s.number !== null && (s.end_s - s.start_s) / end > 0.035).map((s) => ({ x: (s.start_s + s.end_s) / 2 / unit, y: s.lane - 0.4, yanchor: "bottom", showarrow: false, text: String(s.number), font: { size: 11, color: Page.colour("muted") } }));
   const shapes = sessions.slice(1).map((at) => ({ type: "line", x0: at / unit, x1: at / unit, yref: "paper", y0: 0, y1: 1, line: { color: Page.colour("muted"), width: 1, dash: "dot" } }));
   document.getElementById("timeline").style.height = `${Math.min(34, 11 + 2.2 * lanes)}rem`;
   Page.draw("timeline", traces, Page.layout({ annotations, shapes, xaxis: Page.axis(`${name} since the study began`, { range: [0, end / unit], showgrid: false, zeroline: false }),

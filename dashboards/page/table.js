@@ -39,7 +39,7 @@ Page.columns = [
 ];
 Page.sort = { column: 0, down: false };
 
-Page.widths = [5, 6.5, 21, 9, 6, 6, 11.5, 8.5, 5.5, 6.5, 14.5];
+Page.widths = [4.5, 7.5, 21, 8.5, 6.5, 6.5, 12, 9.5, 5, 7, 12];
 
 Page.initTable = () => {
   document.getElementById("table").prepend(Page.el("colgroup", {}, ...Page.widths.map((width) => Page.el("col", { style: `width:${width}%` }))));
