@@ -171,7 +171,8 @@ class Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD; everything else is refused by its absence."""
 
     server: PageServer
-    protocol_version = "HTTP/1.1"
+    # One request a connection: an open one would outlive a closed server, and hold one of its slots.
+    protocol_version = "HTTP/1.0"
     server_version = "ledgertune"
     sys_version = ""
     timeout = IDLE_S

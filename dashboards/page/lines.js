@@ -73,8 +73,9 @@ Page.parallel = (document_, trials) => {
   const scaled = (mfu) => (high > low ? (mfu - low) / (high - low) : 0.5);
   // A little apart, so that lines that share a value can be told from each other.
   const apart = (t) => (((t.number * 7919) % 101) / 101 - 0.5) * 0.035;
-  const fixed = document_.knobs.length - knobs.length;
-  note.textContent = `One line a trial through its ${knobs.length} varied knobs (${fixed} others are the same in all), ending at its MFU. Colours rank the trials by MFU; broken red lines failed or were stopped.`;
+  const varied = new Set(knobs.map((knob) => knob.i));
+  const fixed = document_.knobs.filter((_, i) => !varied.has(i)).map((knob) => `${Page.words(knob.name)} ${Page.knobText(document_.trials[0].knobs[document_.knobs.indexOf(knob)])}`);
+  note.textContent = `One line a trial through its ${knobs.length} varied knobs, ending at its MFU. Colours rank the trials by MFU; broken red lines failed or were stopped.` + (fixed.length ? ` The same in all: ${fixed.join(", ")}.` : "");
   const traces = [];
   const line = (name, mine, look, legend) => {
     if (!mine.length) return;

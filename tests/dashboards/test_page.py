@@ -54,7 +54,7 @@ def test_figures_are_those_of_status(tmp_path: Path) -> None:
     assert sum(shown["spending"]["by_kind_s"].values()) == pytest.approx(told["spent_device_s"], abs=0.1)
 
 
-def test_text_of_records_cannot_leave_its_element(tmp_path: Path) -> None:
+def test_SEC_07_text_of_records_cannot_leave_its_element(tmp_path: Path) -> None:
     page = report_page(write_study(tmp_path / "s<" / "title><script>x", events(20)))
     assert "alert(1)</script>" not in page and "<img src=x" not in page
     assert "<title>title><script>x" not in page and "<title>title&gt;&lt;script&gt;x" in page

@@ -193,6 +193,12 @@ def test_why_was_it_rejected(opened: Opened, tmp_path: Path) -> None:
     assert opened.said == []
 
 
+def test_CLI_03_knobs_without_choice_are_listed(opened: Opened, tmp_path: Path) -> None:
+    opened.goto(page_of(write_study(tmp_path / "s", events(12)), tmp_path))
+    note = opened.page.text_content("#lines-note")
+    assert "The same in all:" in note and "reshard after forward default" in note and "micro batch" not in note
+
+
 def test_by_keyboard_alone(opened: Opened, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", events(6), refused=5)
     opened.goto(page_of(folder, tmp_path))
@@ -210,7 +216,7 @@ def test_by_keyboard_alone(opened: Opened, tmp_path: Path) -> None:
     assert opened.js("document.activeElement.textContent") == "2"
 
 
-def test_hostile_text_stays_text(opened: Opened, tmp_path: Path) -> None:
+def test_SEC_07_hostile_text_stays_text(opened: Opened, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", events(30), refused=0)
     opened.page.on("dialog", lambda dialog: pytest.fail(f"a record's text ran: {dialog.message}"))
     opened.goto(page_of(folder, tmp_path))
@@ -218,7 +224,11 @@ def test_hostile_text_stays_text(opened: Opened, tmp_path: Path) -> None:
     opened.page.click(f"#table tr[data-number='{failed}'] button")
     assert "<script>alert(1)</script>" in opened.page.text_content("#detail")
     opened.page.keyboard.press("Escape")
-    assert opened.js("document.querySelectorAll('img, main script').length") == 0
+    curve = opened.js("document.getElementById('pareto').data.findIndex((trace) => trace.name === 'failed')")
+    opened.js(f"Plotly.Fx.hover('pareto', [{{ curveNumber: {curve}, pointNumber: 0 }}])")
+    opened.until("document.querySelectorAll('#pareto .hoverlayer text').length > 0")
+    assert "<script>alert(1)</script>" in opened.page.text_content("#pareto .hoverlayer")
+    assert opened.js("document.querySelectorAll('img, main script, .hoverlayer a').length") == 0
     assert opened.said == []
 
 
