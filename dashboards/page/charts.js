@@ -150,7 +150,7 @@ Page.parts = (document_) => {
       text: [...values, trial.breakdown.step_s].map((v) => `${Page.number(v, 3)} s, ${Page.fixed((100 * v) / trial.breakdown.step_s)}% of the step`), textposition: "none", hovertemplate: "%{x}: %{text}<extra>" + name + "</extra>",
     };
   });
-  Page.draw("parts", traces, Page.layout({ barmode: "group", bargap: 0.15, bargroupgap: 0.05, xaxis: Page.axis("", { tickangle: -35 }), yaxis: Page.axis("seconds", { rangemode: "tozero" }) }), "");
+  Page.draw("parts", traces, Page.layout({ barmode: "group", bargap: 0.15, bargroupgap: 0.05, xaxis: Page.axis("", { tickangle: -35, automargin: true }), yaxis: Page.axis("seconds", { rangemode: "tozero" }) }), "");
   const rows = [...names.map((name, i) => [Page.words(name), ...pairs.flatMap(([, t]) => { const v = Page.partValues(t.breakdown)[i]; return [Page.cell(v, v.toFixed(4)), `${Page.fixed((100 * v) / t.breakdown.step_s)}%`]; })]), ["step", ...pairs.flatMap(([, t]) => [t.breakdown.step_s.toFixed(4), "100.0%"])]];
   Page.fill("parts-table", Page.table(["part", ...pairs.flatMap(([name]) => [`${name}, s`, "of step"])], rows, "Parts of a traced step"));
 };

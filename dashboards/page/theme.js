@@ -21,7 +21,7 @@ Page.initTheme = (redraw) => {
 Page.axis = (title, more = {}) => ({
   title: { text: title, font: { size: 13, color: Page.colour("muted") }, standoff: 8 },
   gridcolor: Page.colour("grid"), zerolinecolor: Page.colour("grid"), linecolor: Page.colour("line"),
-  tickfont: { size: 12, color: Page.colour("muted") }, automargin: true, ...more,
+  tickfont: { size: 12, color: Page.colour("muted") }, ...more,
 });
 
 // A logarithmic axis with whole numbers written out; Plotly's own ticks write only the digit.
