@@ -25,10 +25,14 @@ from search_space.knobs import KNOBS
 from tests.dashboards.made_up import events
 from tests.dashboards.made_up import NASTY
 from tests.dashboards.made_up import write_study
+from tests.tuner.pretend import Behaviour
+from tests.tuner.pretend import make_plan
+from tests.tuner.pretend import run
 from tuner.cli import main
 from tuner.records.journal import Journal
 from tuner.records.journal import JournalFollower
 from tuner.records.journal import read_journal
+from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
 from tuner.records.timeline import timeline
 
@@ -204,3 +208,18 @@ def test_report_verb_writes_the_page(tmp_path: Path, capsys: Any) -> None:
     assert main(["report", str(folder.root), "--html", str(target), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["bytes"] == target.stat().st_size and target.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_study_of_the_real_loop_as_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A journal that the loop wrote, not a made-up one; its refused candidates have figures to be drawn with."""
+    plan = make_plan()
+    code, last = run(monkeypatch, tmp_path / "s", plan, lambda candidate, number: Behaviour(), 400.0)
+    assert code == 0
+    folder = StudyFolder(tmp_path / "s")
+    shown = data_of(report_page(folder))
+    assert shown["document"]["winner"] == last["winner"]
+    assert shown["document"]["spent_device_s"] == last["spent_device_s"]
+    assert shown["document"]["timeline"]["lanes"] == 1 and shown["document"]["timeline"]["idle_s"] >= 0
+    assert len(shown["refused"]) == last["enumerated"] - last["feasible"] > 0
+    for row in shown["refused"]:
+        assert row["memory_gib"] > 0 and 0 < row["mfu_pct"] < 100 and row["reasons"]
