@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-slow test-validity faults lint clean
+.PHONY: setup start test test-services test-slow test-validity faults lint clean
 
 setup: $(STAMP)
 
@@ -19,7 +19,12 @@ start: setup
 	$(BIN)/tune start --budget $(BUDGET)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu and not faults"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not faults and not services"
+
+# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another).
+test-services: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-services.lock
+	$(BIN)/python -m pytest -m services tests/services
 
 faults: setup
 	$(BIN)/python -m pytest -m faults tests/faults

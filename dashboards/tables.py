@@ -206,7 +206,8 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
         console.print(f"commit: {commit['hash']} on branch {commit['branch']} of {commit['repo']}", markup=False)
         console.print(f"  git -C {commit['repo']} show {commit['branch']}", markup=False)
     if summary.winner is not None:
-        console.print(f"more: tune report {summary.study} · tune ui {summary.study}", markup=False)
+        pages = f"tune serve {summary.study} · tune ui {summary.study}"
+        console.print(f"more: tune report {summary.study} (--html FILE for a page) · {pages}", markup=False)
 
 
 def _stopped(summary: Summary) -> str:

@@ -34,6 +34,7 @@ VERBS = {
     "report": "a study's trials, winner and the winner's diff",
     "commit": "commit a study's winner with its evidence",
     "verify": "measure a committed configuration again: does its claim hold?",
+    "serve": "the report page, live while the study runs",
     "ui": "open the MLflow pages of a study",
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,26 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("report", help="a study's trials, winner and the winner's diff")
     parser.add_argument("study", nargs="?", help="name or folder (default: the newest)")
     parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one self-contained page")
+    parser.add_argument("--open", action="store_true", help="open that page in the browser")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report.
+    """Print the report, or write it as a page.
 
     Raises:
-        UserError: no such study.
+        UserError: no such study, or the page cannot be written.
     """
+    if args.html or args.open:
+        return write_page(args)
     from rich.syntax import Syntax
 
     from dashboards.tables import make_console
     from dashboards.tables import parts_table
     from dashboards.tables import print_summary
     from search_space.candidate import Candidate
+    from tuner.records.config_diff import config_diff
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
 
@@ -67,6 +71,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def write_page(args: argparse.Namespace) -> int:
+    """Write the page; without a name for it, into the study's folder.
+
+    Raises:
+        UserError: no such study, or the file cannot be written.
+    """
+    from dashboards.page import report_page
+    from search_space.errors import UserError
+    from tuner.records.layout import find_folder
+
+    folder = find_folder(args.study)
+    path = Path(args.html).expanduser() if args.html else folder.root / "report.html"
+    text = report_page(folder)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot be written: {error.strerror}") from None
+    size = path.stat().st_size
+    if args.json:
+        print(json.dumps({"study": folder.name, "html": str(path.resolve()), "bytes": size}))
+    else:
+        print(f"{path} ({size / 1e6:.1f} MB, one file, needs no network)")
+    if args.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
 def move_lines(trials: list[dict[str, Any]]) -> list[str]:
     """Which trials came from which part of which breakdown, what became of them, and what no knob can mend."""
     by_number = {trial["number"]: trial for trial in trials}
@@ -88,15 +121,3 @@ def move_lines(trials: list[dict[str, Any]]) -> list[str]:
     if best is not None and best.get("hopeless_part"):
         lines.append(f"first of all: {best['hopeless_part']}")
     return lines
-
-
-def config_diff(baseline: Path, winner: Path) -> list[str]:
-    """Unified diff of two trials' config functions, without their headers."""
-    texts = []
-    for folder in (baseline, winner):
-        source = next(iter(sorted(folder.glob("*.py"))), None)
-        text = source.read_text() if source else ""
-        body = text[text.index("    config = base()") :] if "    config = base()" in text else text
-        texts.append(body.splitlines())
-    before, after = texts
-    return list(difflib.unified_diff(before, after, "baseline", "winner", lineterm="", n=2))

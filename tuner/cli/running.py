@@ -10,9 +10,11 @@ from typing import Any
 
 from dashboards.live import choose_display
 from search_space.job import Job
+from tuner.cluster.metrics import RayMetrics
 from tuner.records.layout import network_mount
 from tuner.records.layout import StudyFolder
 from tuner.records.mlflow_sink import MlflowSink
+from tuner.records.summary import summarise
 from tuner.study.plan import StudyPlan
 from tuner.study.run import run_study
 from tuner.study.run import RunOptions
@@ -43,6 +45,8 @@ def run_session(
         )
     sink = MlflowSink(folder, args.mlflow_uri or job.records.mlflow_uri, job.records.experiment, warn)
 
+    earlier = summarise(folder).to_json()
+
     def record(event: dict[str, Any]) -> None:
         sink(event)
 
@@ -50,7 +54,7 @@ def run_session(
     elsewhere = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
     try:
         with elsewhere, display:
-            code, _ = run_study(folder, plan, options, [record, display])
+            code, _ = run_study(folder, plan, options, [record, RayMetrics(folder.name, earlier, warn), display])
     finally:
         sink.close()
     display.finish(folder, code)

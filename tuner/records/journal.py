@@ -50,3 +50,48 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return events
+
+
+class JournalFollower:
+    """Follows a journal that another process writes; each look reads only what was added since the last one.
+
+    Args:
+        path: the journal; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.events: list[dict[str, Any]] = []
+        """All whole events so far; of heartbeats that follow each other only the last, which tells all they told."""
+        self.version = 0
+        """Grows with every change."""
+
+    def look(self) -> bool:
+        """Read what is new; True when there was something."""
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            return False
+        if size < self._offset:
+            # A torn last line was dropped, or the study was begun anew.
+            self._offset, self.events = 0, []
+        if size == self._offset:
+            return False
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            beats = self.events and event["event"] == "heartbeat" == self.events[-1]["event"]
+            if beats:
+                self.events[-1] = event
+            else:
+                self.events.append(event)
+        self.version += bool(whole)
+        return bool(whole)

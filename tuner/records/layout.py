@@ -171,7 +171,7 @@ def _readable(facts: Path) -> bool:
     return True
 
 
-def list_folders() -> list[StudyFolder]:
-    """All studies under :func:`studies_root`, oldest first."""
-    facts = [path for path in studies_root().glob("*/study.json") if _readable(path)]
+def list_folders(root: Path | None = None) -> list[StudyFolder]:
+    """All studies under ``root`` (absent: :func:`studies_root`), oldest first."""
+    facts = [path for path in (root or studies_root()).glob("*/study.json") if _readable(path)]
     return [StudyFolder(path.parent) for path in sorted(facts, key=lambda path: path.stat().st_mtime)]

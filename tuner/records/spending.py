@@ -8,6 +8,7 @@ from typing import Any
 from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
+from tuner.records.summary import Summary
 
 
 KINDS = ("startup", "compile", "warmup", "measured", "profile", "failed", "stopped_early", "cleanup")
@@ -52,9 +53,18 @@ def split(
     return found | {"startup": max(0.0, device_s - known * scale)}
 
 
-def spending(folder: StudyFolder) -> dict[str, Any]:
-    """The document of `tune budget`: where every device-second of a study went."""
-    summary = summarise(folder)
+def spending(
+    folder: StudyFolder, events: Sequence[dict[str, Any]] | None = None, summary: Summary | None = None
+) -> dict[str, Any]:
+    """The document of `tune budget`: where every device-second of a study went.
+
+    Args:
+        folder: the study's folder.
+        events: its journal, where it has been read already.
+        summary: what that comes to, likewise.
+    """
+    events = read_journal(folder.journal) if events is None else events
+    summary = summary or summarise(folder, events)
     by_kind = dict.fromkeys(KINDS, 0.0)
     for trial in summary.trials:
         for kind, seconds in _kinds_of(trial).items():
@@ -73,7 +83,7 @@ def spending(folder: StudyFolder) -> dict[str, Any]:
         "by_kind_s": {kind: round(seconds, 3) for kind, seconds in by_kind.items()},
         "measured_share_pct": 100 * by_kind["measured"] / spent if spent else 0.0,
         "saved_device_s": round(saved, 3),
-        "idle_wall_s": round(idle_wall_s(read_journal(folder.journal)), 3),
+        "idle_wall_s": round(idle_wall_s(events), 3),
         "trials": [
             {
                 "number": trial["number"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 import fcntl
@@ -106,11 +107,11 @@ class Summary:
         }
 
 
-def summarise(folder: StudyFolder) -> Summary:
-    """Read a study's journal."""
+def summarise(folder: StudyFolder, events: Sequence[dict[str, Any]] | None = None) -> Summary:
+    """Read a study's journal; ``events`` are its events where they have been read already."""
     facts = json.loads(folder.facts.read_text())
     summary = Summary(study=folder.name, folder=str(folder.root), state="new", facts=facts)
-    for event in read_journal(folder.journal):
+    for event in read_journal(folder.journal) if events is None else events:
         _apply(summary, event)
     for trial in summary.running.values():
         summary.spent_device_s += trial["device_s"]

@@ -257,6 +257,7 @@ def _write_rejected(folder: StudyFolder, state: StudyState) -> None:
                 "candidate": pool.candidate(i).to_json(),
                 "label": pool.candidate(i).label(),
                 "reasons": [reason.to_json() for reason in assessment.reasons(i)],
+                "predicted": {k: state.knowledge.predicted(pool.candidate(i))[k] for k in ("mfu_pct", "memory_gib")},
             }
         )
         for i in refused
