@@ -185,6 +185,11 @@ def describe(event: dict[str, Any]) -> list[str]:
         return [
             f"held back: {event['count']} candidates that would fail as trial {event['number']} did ({event['reason']})"
         ]
+    if kind == "quarantine":
+        return [f"warning: node {event['node']} is left out from now on: {event['text']}"]
+    if kind == "canary":
+        verdict = "the machine has changed" if event["drifted"] else "as before"
+        return [f"canary: the baseline takes {event['change_pct']:+.1f}% of its first step time ({verdict})"]
     if kind == "ablation":
         kept = sum(change["kept"] for change in event["changes"])
         return [f"ablation: {kept} of {len(event['changes'])} changes stay"]

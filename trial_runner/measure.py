@@ -13,6 +13,8 @@ import numpy as np
 
 from trial_runner.compile_cache import cache_use
 from trial_runner.spec import rank_steps
+from trial_runner.stationary import shift
+from trial_runner.stationary import warmed_up_at
 
 
 BOOTSTRAP = 2000
@@ -60,8 +62,11 @@ class Measurement:
     """Graphs found in the shared compile cache (``hits``) and compiled anew (``misses``), over all ranks."""
 
     flags: tuple[str, ...] = ()
-    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``; or makes the trial no measure
-    of a long run: ``leak``, ``impossible_mfu``."""
+    """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``, ``shift`` (the step time
+    changed inside it); or makes the trial no measure of a long run: ``leak``, ``impossible_mfu``."""
+
+    undisturbed_s: float | None = None
+    """Of a window whose step time changed, the median of its faster part, seconds."""
 
     leak_bytes_per_step: float = 0.0
     """Growth of the memory held between steps, where it is flagged as a leak."""
@@ -115,28 +120,6 @@ def read_records(folder: Path, world_size: int) -> Records:
                 if facts["event"] == "prepared":
                     prepared = {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
     return Records(steps, events, began, prepared)
-
-
-SETTLED = 0.1
-"""Excess over the later median by which a step still counts as warm-up, as a share of it."""
-
-SPREADS = 6.0
-"""The same in median absolute deviations, where those are larger."""
-
-
-def warmed_up_at(times: np.ndarray) -> int:
-    """First step of the window that belongs to the steady state: warm-up may last longer than was planned for.
-
-    Leading steps are dropped while they exceed the median of the window's second half by more than its own spread
-    allows; a window that does not settle in its first half is kept whole from there.
-    """
-    half = times[len(times) // 2 :]
-    if len(half) < 3:
-        return 0
-    middle = float(np.median(half))
-    bound = middle + max(SETTLED * middle, SPREADS * float(np.median(np.abs(half - middle))))
-    steady = np.flatnonzero(times <= bound)
-    return min(int(steady[0]) if len(steady) else 0, len(times) // 2)
 
 
 def slowest_rank_times(records: Records, phase: str = "measured") -> np.ndarray:
@@ -201,7 +184,13 @@ def measure(
     median = float(np.median(times))
     leak = max(map(leak_bytes_per_step, records.steps.values()))
     mfu = 100 * ideal_s / median
-    marks = {"leak": bool(leak), "impossible_mfu": mfu > 100, "late_warmup": bool(late)}
+    changed = shift(times)
+    marks = {
+        "leak": bool(leak),
+        "impossible_mfu": mfu > 100,
+        "late_warmup": bool(late),
+        "shift": changed is not None,
+    }
     return Measurement(
         steps=len(times),
         step_time_s=median,
@@ -215,6 +204,7 @@ def measure(
         loss=_losses(records),
         startup_s=_startup(records),
         compile_cache=cache_use(records.steps),
+        undisturbed_s=min(changed.before_s, changed.after_s) if changed is not None else None,
         flags=_flags(records) + tuple(name for name, wanted in marks.items() if wanted),
         leak_bytes_per_step=leak,
         gc_pct=_gc_pct(records),

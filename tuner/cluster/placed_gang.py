@@ -62,6 +62,9 @@ class GangEnd:
     text: str = ""
     """What an agent said, where there was nothing to watch."""
 
+    node_id: str | None = None
+    """Ray's id of the node whose share ended first or refused."""
+
 
 class PlacedGang:
     """One trial's gang on the cluster, from the asking for devices to their release.
@@ -79,6 +82,8 @@ class PlacedGang:
         self._ray, self._shape, self._spec, self._name = ray, shape, spec, name
         self.placed_at: float | None = None
         self.released_at: float | None = None
+        self.node_ids: list[str] = []
+        """Ray's ids of its nodes, once it is placed."""
         self._agents: list[Any] = []
         self._known: dict[int, dict[str, Any]] = {}
         self._last_poll: dict[int, tuple[Any, float]] = {}
@@ -100,9 +105,18 @@ class PlacedGang:
         while time.monotonic() < until and not interrupted():
             if self._group.wait(timeout_seconds=0.2):
                 self.placed_at = time.monotonic()
+                self.node_ids = self._find_nodes()
                 return True
         self._remove_group()
         return False
+
+    def _find_nodes(self) -> list[str]:
+        """Ray's ids of the nodes that the bundles lie on, in their order."""
+        with contextlib.suppress(Exception):
+            table = self._ray.util.placement_group_table(self._group)
+            lies = {int(bundle): str(node) for bundle, node in table["bundles_to_node_id"].items()}
+            return [lies[bundle] for bundle in sorted(lies)]
+        return []
 
     @property
     def wall_s(self) -> float:
@@ -160,8 +174,12 @@ class PlacedGang:
         ends = [state["ended"] for state in states]
         if all(end == "done" for end in ends):
             return self._end("done", states)
-        bad = next((end for end in ends if end not in (None, "done")), None)
-        return self._end(bad, states) if bad is not None else None
+        at = next((i for i, end in enumerate(ends) if end not in (None, "done")), None)
+        if at is None:
+            return None
+        end = self._end(ends[at], states)
+        end.node_id = self.node_ids[at] if at < len(self.node_ids) else None
+        return end
 
     def _ask(self, node: int, agent: Any) -> dict[str, Any]:
         """One agent's state; an agent that died or is silent counts as a lost node."""

@@ -43,15 +43,42 @@ class ClusterSession:
         self.resource = resource
         self.dashboard_url = dashboard_url
         self.local = local
+        self._quarantined: dict[str, Any] = {}
+
+    def quarantine(self, node_id: str) -> RayNode | None:
+        """Take a node's devices out of use for the rest of the session; None when it is gone or out already.
+
+        An actor of ours holds them, so that no placement group can lie there.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = next((node for node in self.nodes() if node.node_id == node_id), None)
+        if node is None:
+            return None
+
+        class Quarantine:
+            """Holds devices and does nothing."""
+
+        options: dict[str, Any] = {
+            "num_cpus": node.devices if self.resource == "CPU" else 0,
+            "num_gpus": node.devices if self.resource == "GPU" else 0,
+            "name": f"quarantine of node {node.address} ({node_id[:8]})",
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        }
+        if self.resource not in ("CPU", "GPU"):
+            options["resources"] = {self.resource: node.devices}
+        self._quarantined[node_id] = ray.remote(Quarantine).options(**options).remote()
+        return node
 
     def nodes(self) -> list[RayNode]:
-        """Live nodes that have devices."""
+        """Live nodes that have devices and are not quarantined."""
         import ray
 
         found = []
         for node in ray.nodes():
             devices = int(node["Resources"].get(self.resource, 0))
-            if node["Alive"] and devices:
+            if node["Alive"] and devices and node["NodeID"] not in self._quarantined:
                 found.append(RayNode(node_id=node["NodeID"], address=node["NodeManagerAddress"], devices=devices))
         return found
 

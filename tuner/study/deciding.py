@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pruning.coefficients import Coefficients
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from tuner.budget import Meter
+from tuner.records.roles import BASELINE
 from tuner.study.asking import Asker
 from tuner.study.contrasts import design
 from tuner.study.knowledge import Knowledge
@@ -70,6 +72,7 @@ class Decider:
         self._asker, self._knowledge, self._meter, self._devices = asker, knowledge, meter, devices
         self._lessons = lessons or Lessons(knowledge.pool, knowledge.setting)
         self._again: list[Candidate] = []
+        self._repeated: set[str] = set()
         self._stop = ""
         self._best_s = float("inf")
 
@@ -172,6 +175,17 @@ class Decider:
         knowledge.observe(observation)
         return knowledge.coefficients
 
+    def _disturbed(self, record: dict[str, Any]) -> bool:
+        """Whether a trial's step time changed on the way, and its faster part could have won; once per candidate."""
+        fast = record.get("undisturbed_s")
+        if record["state"] != "measured" or record.get("role") == BASELINE or not fast:
+            return False
+        key = Candidate.from_json(record["candidate"]).key()
+        if key in self._repeated or fast >= self._best_s or record["step_time_s"] <= self._best_s:
+            return False
+        self._repeated.add(key)
+        return True
+
     def answer(self, trial: optuna.Trial, record: dict[str, Any]) -> Lesson:
         """Tell Optuna how a trial ended; a candidate that failed by itself is never proposed again.
 
@@ -181,6 +195,11 @@ class Decider:
         lesson = self._lessons.take(record)
         self._stop = self._stop or lesson.stop
         asker, knowledge = self._asker, self._knowledge
+        if self._disturbed(record):
+            # Not told as measured: the candidate is asked for once more, and that run counts.
+            asker.tell_interrupted(trial)
+            self._again.append(Candidate.from_json(record["candidate"]))
+            return replace(lesson, again=True)
         if timed(record):
             asker.tell_measured(trial, record["step_time_s"], number=record["number"], mfu_pct=record["mfu_pct"])
             return lesson

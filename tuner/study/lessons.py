@@ -92,7 +92,7 @@ class Lessons:
             self._any_measured = True
             return Lesson()
         kind = failure_class(failure["class"])
-        if failure["class"] in TRANSIENT:
+        if failure["class"] in TRANSIENT or record.get("quarantined"):
             return Lesson(again=True)
         stop = ""
         if kind.stops_study:

@@ -342,7 +342,7 @@ class Loop:
                 end = GangEnd("stopped")
             if end is not None:
                 run.release()
-                self._finish(number, run.result(end, self.state.transport))
+                self._finish(number, run.result(end, self.state.transport), self._quarantine(end))
         if self._running and time.monotonic() - self._heartbeat > HEARTBEAT_S:
             self._heartbeat = time.monotonic()
             spending = {number: round(run.device_s, 2) for number, (run, _) in self._running.items()}
@@ -351,6 +351,19 @@ class Loop:
             if number == but:
                 continue
             self.state.tell({"event": "progress", "number": number, "device_s": run.device_s, **run.progress()})
+
+    def _quarantine(self, end: GangEnd) -> str | None:
+        """Take a node with foreign memory on its devices out of use, where the others suffice; its address."""
+        if end.ended != "dirty_device" or end.node_id is None:
+            return None
+        if len(self._session.nodes()) <= self.shape.nodes:
+            return None
+        node = self._session.quarantine(end.node_id)
+        if node is None:
+            return None
+        self.parallel = min(self.parallel, max(1, len(self._session.nodes()) // self.shape.nodes))
+        self.state.emit("quarantine", node=node.address, node_id=node.node_id, text=end.text)
+        return node.address
 
     def _incumbent_high_s(self) -> float | None:
         """Upper end of the best measured step time's interval."""
@@ -362,13 +375,15 @@ class Loop:
             run.release()
             self._finish(number, Failure(kind="interrupted", rank=None, text="stopped by the user"))
 
-    def _finish(self, number: int, outcome: Measurement | Failure) -> None:
-        """Release, charge, tell Optuna and the ledger, record."""
+    def _finish(self, number: int, outcome: Measurement | Failure, quarantined: str | None = None) -> None:
+        """Release, charge, tell Optuna and the ledger, record; ``quarantined`` is a node that was put out of use."""
         state = self.state
         run, asked = self._running.pop(number)
         run.release()
         predicted = state.knowledge.predicted(run.candidate)
         record = run.record(outcome, predicted)
+        if quarantined is not None:
+            record["quarantined"] = quarantined
         state.meter.settle(str(number), record["device_s"])
         # The record is on disk before Optuna hears of it: after a crash the journal is the truth.
         state.trials.append(record)

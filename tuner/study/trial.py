@@ -241,6 +241,11 @@ class TrialRun:
             return {"phase": facts["event"]}
         return {"phase": "starting"}
 
+    @property
+    def node_ids(self) -> list[str]:
+        """Ray's ids of the nodes it lies on."""
+        return self._gang.node_ids if self._gang is not None else []
+
     def release(self) -> None:
         """Stop what runs and give the devices back."""
         if self._gang is not None:
@@ -307,6 +312,7 @@ class TrialRun:
             "traces": [str(p) for r in range(self.candidate.num_devices) if (p := rank_trace(self.folder, r)).exists()],
             "folder": str(self.folder),
             "failure": None,
+            "nodes": self.node_ids,
             "saved_device_s": 0.0,
             "move": self.move,
         }
@@ -343,6 +349,7 @@ class TrialRun:
                 "loss_last": outcome.loss[-1] if outcome.loss else None,
                 "startup_s": measured["startup_s"],
                 "compile_cache": measured["compile_cache"],
+                "undisturbed_s": outcome.undisturbed_s,
                 "flags": [*flags, *throttled(self.folder)],
                 "leak_bytes_per_step": outcome.leak_bytes_per_step,
                 "effective_candidate": ran.to_json() if ran != self.candidate else None,
