@@ -13,7 +13,7 @@ from tuner.cluster.session import ClusterSession
 from tuner.probing.node import probe
 from tuner.probing.node import probed_of
 from tuner.records.journal import read_journal
-from tuner.study.loop import StudyState
+from tuner.study.state import StudyState
 from tuner.study.transfer import read_transfer
 
 

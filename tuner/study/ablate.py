@@ -14,7 +14,7 @@ from tuner.study.choosing import fastest_simple
 from tuner.study.confirm import seed_weights
 from tuner.study.judging import Judge
 from tuner.study.loop import Loop
-from tuner.study.loop import StudyState
+from tuner.study.state import StudyState
 
 
 TOGETHER = (

@@ -13,7 +13,7 @@ from tuner.evidence.parity import Parity
 from tuner.records.journal import read_journal
 from tuner.study.confirm import finalists
 from tuner.study.judging import Judge
-from tuner.study.loop import StudyState
+from tuner.study.state import StudyState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from tuner.evidence.compare import unchanged
 from tuner.repository import head_of
 from tuner.study.choosing import Choice
 from tuner.study.judging import Judge
-from tuner.study.loop import StudyState
 from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
+from tuner.study.state import StudyState
 
 
 def winner_function(plan: StudyPlan) -> str:

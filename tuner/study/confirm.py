@@ -9,7 +9,7 @@ from tuner.evidence.parity import same_start
 from tuner.records import roles
 from tuner.study.judging import Judge
 from tuner.study.loop import Loop
-from tuner.study.loop import StudyState
+from tuner.study.state import StudyState
 
 
 MOST_RUNS = 5

@@ -21,7 +21,7 @@ from tuner.evidence.parity import Parity
 from tuner.evidence.parity import same_samples
 from tuner.evidence.parity import same_start
 from tuner.records import roles
-from tuner.study.loop import StudyState
+from tuner.study.state import StudyState
 
 
 class Judge:

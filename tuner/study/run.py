@@ -33,10 +33,10 @@ from tuner.study.costs import CostModel
 from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
 from tuner.study.lessons import Lessons
-from tuner.study.loop import Listener
 from tuner.study.loop import Loop
-from tuner.study.loop import StudyState
 from tuner.study.plan import StudyPlan
+from tuner.study.state import Listener
+from tuner.study.state import StudyState
 from tuner.study.transfer import read_transfer
 
 

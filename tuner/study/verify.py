@@ -27,7 +27,6 @@ from tuner.records import roles
 from tuner.records.journal import Journal
 from tuner.records.layout import StudyFolder
 from tuner.records.summary import summarise
-from tuner.study.loop import Listener
 from tuner.study.loop import Loop
 from tuner.study.opening import write_study
 from tuner.study.plan import make_plan
@@ -37,6 +36,7 @@ from tuner.study.run import interruptible
 from tuner.study.run import local_slots
 from tuner.study.run import open_state
 from tuner.study.run import RunOptions
+from tuner.study.state import Listener
 
 
 FEWEST_RUNS = 2
