@@ -234,7 +234,7 @@ class MeasureSection(Section):
     """a trial ends before `steps` once its median's interval is within this half-width (percent); 0: never"""
 
     canary_s: float = Field(default=3600, ge=0)
-    """wall time after which the baseline is measured again, to see whether the machine has changed (seconds); 0: never"""
+    """wall time after which the baseline is measured again: has the machine changed? (seconds); 0: never"""
 
     probe: bool = True
     """measure devices and links for a few seconds before the first trial, charged to the budget"""

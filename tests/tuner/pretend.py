@@ -30,6 +30,7 @@ from trial_runner.spec import rank_steps
 from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.records.layout import StudyFolder
+from tuner.study import canary as canary_module
 from tuner.study import loop as loop_module
 from tuner.study import run as run_module
 from tuner.study import trial as trial_module
@@ -67,6 +68,10 @@ class Behaviour:
     error: str | None = None
     """Text of the error that ends it after its first steps, or None."""
     compile_s: float = 0.0
+    slow_half: float = 1.0
+    """How much slower the second half of its steps is."""
+    dirty_node: str | None = None
+    """Node on whose devices somebody else's memory sits."""
     loss_shift: float = 0.0
     """How much faster than others its loss falls, a share."""
 
@@ -98,6 +103,7 @@ class PretendedRun(trial_module.TrialRun):
         spread = np.random.default_rng(self.number).normal(1, self.does.noise, count)
         self._steps = self.does.step_s * np.maximum(spread, 0.5)
         self._steps[0] += self.does.compile_s
+        self._steps[count // 2 :] *= self.does.slow_half
         self._ends = self.does.startup_s + np.cumsum(self._steps)
         self._written = -1
         return True
@@ -138,6 +144,10 @@ class PretendedRun(trial_module.TrialRun):
         self._written = due
 
     def poll(self) -> GangEnd | None:
+        if self.does.dirty_node is not None:
+            return GangEnd(
+                "dirty_device", text=f"node {self.does.dirty_node}: 30 GiB in use", node_id=self.does.dirty_node
+            )
         last = float(self._ends[-1])
         # The agent's deadline holds whether anybody looks or not.
         if min(self.wall_s, last) > self.allowance_s:
@@ -196,10 +206,18 @@ class _Session:
     resource = "CPU"
 
     def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
+        self._nodes = [
+            type("Node", (), {"devices": RANKS, "address": f"n{i}", "node_id": f"id{i}"})() for i in range(nodes)
+        ]
 
     def nodes(self) -> list[Any]:
-        return [type("Node", (), {"devices": RANKS, "address": f"n{i}"})() for i in range(self._nodes)]
+        return list(self._nodes)
+
+    def quarantine(self, node_id: str) -> Any:
+        """Leave the node out."""
+        gone = [node for node in self._nodes if node.node_id == node_id]
+        self._nodes = [node for node in self._nodes if node.node_id != node_id]
+        return gone[0] if gone else None
 
 
 def run(
@@ -223,7 +241,7 @@ def run(
 
         patch.setattr(run_module, "join", join)
         patch.setattr(loop_module, "TrialRun", kind)
-        for module in (loop_module, trial_module):
+        for module in (loop_module, trial_module, canary_module):
             patch.setattr(module, "time", clock)
         patch.setattr("tuner.records.journal.time", clock)
         patch.setattr(

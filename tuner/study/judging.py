@@ -24,6 +24,22 @@ from tuner.records import roles
 from tuner.study.state import StudyState
 
 
+def noise_of(state: StudyState, node: str | None = None) -> Noise:
+    """Run-to-run noise of a study, from every configuration that ran more than once.
+
+    Canaries do not count: they are there to see what is no noise.
+
+    Args:
+        state: the study.
+        node: count only runs that lay on this node (Ray's id); None: runs anywhere.
+    """
+    medians: dict[str, list[float]] = {}
+    for trial in state.measured:
+        if trial["role"] != roles.CANARY and (node is None or node in trial.get("nodes", ())):
+            medians.setdefault(Candidate.from_json(trial["candidate"]).key(), []).append(trial["step_time_s"])
+    return estimate(list(medians.values()), state.plan.device)
+
+
 class Judge:
     """Verdicts over a study's measured trials.
 
@@ -57,10 +73,7 @@ class Judge:
     @property
     def noise(self) -> Noise:
         """Run-to-run noise from every configuration that ran more than once."""
-        medians: dict[str, list[float]] = {}
-        for trial in self._state.measured:
-            medians.setdefault(Candidate.from_json(trial["candidate"]).key(), []).append(trial["step_time_s"])
-        return estimate(list(medians.values()), self._state.plan.device)
+        return noise_of(self._state)
 
     def compare(self, candidate: Candidate, other: Candidate) -> Comparison:
         """The first against the second; both must have runs."""

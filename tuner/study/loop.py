@@ -19,6 +19,7 @@ from tuner.cluster.session import ClusterSession
 from tuner.evidence.sanity import unsound
 from tuner.records import roles
 from tuner.records.journal import read_journal
+from tuner.study.canary import Canary
 from tuner.study.deciding import Decider
 from tuner.study.deciding import SLACK
 from tuner.study.lessons import retried
@@ -62,6 +63,7 @@ class Loop:
         for event in read_journal(state.folder.journal):
             if event["event"] == "dry_run":
                 self.oracle.remember(event)
+        self._canary = Canary(state)
         self.reason = ""
 
     def search(self, limit: float) -> str:
@@ -74,15 +76,22 @@ class Loop:
         self.reason = ""
         while True:
             self._reap()
-            while not state.stop_asked and not self.reason and len(self._running) < self._allowed_parallel():
-                if not self._start_next(limit):
-                    break
+            if self._canary.due and not self._running and not self.reason and not state.stop_asked:
+                self._start_canary(limit)
+            while self._may_start() and self._start_next(limit):
+                pass
             if state.stop_asked:
                 self._stop_all()
                 return "interrupted"
             if not self._running and self.reason:
                 return self.reason
             time.sleep(POLL_S)
+
+    def _may_start(self) -> bool:
+        """Whether another trial of the search may start now; one that is due to see the machine alone comes first."""
+        if self.state.stop_asked or self.reason or self._canary.due:
+            return False
+        return len(self._running) < self._allowed_parallel()
 
     def run_one(self, candidate: Candidate, role: str, weights: str | None = None) -> dict[str, Any] | None:
         """Run one trial outside the search, if its worst case fits; returns its record.
@@ -167,6 +176,16 @@ class Loop:
         """An allowance in device-seconds, cut to the job's own time limit for a trial."""
         timeout = self.state.plan.job.measure.timeout_s
         return min(allowance, self.shape.devices * timeout) if timeout else allowance
+
+    def _start_canary(self, limit: float) -> None:
+        """Measure the baseline once more, alone, if it fits and there is anything left to compare with it."""
+        state = self.state
+        worst = self.shape.devices * state.knowledge.worst_s(state.plan.baseline)
+        left = self._decider.left(limit)
+        if worst > left or not state.asker.left:
+            self._canary.skip()
+            return
+        self._launch(state.plan.baseline, roles.CANARY, self._bounded(min(SLACK * worst, left)), None)
 
     def _start_baseline(self) -> bool:
         state = self.state
@@ -319,6 +338,7 @@ class Loop:
         # The record is on disk before Optuna hears of it: after a crash the journal is the truth.
         state.trials.append(record)
         state.emit("trial", **record)
+        self._canary.look(record)
         against = unsound(record, state.baseline) if record["state"] == "measured" else None
         if against:
             state.emit("warning", text=f"trial {number} cannot win: {against}")
