@@ -37,6 +37,9 @@ POLL_S = 0.2
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
 
+COUNT_S = 5.0
+"""Between looks at which nodes are alive, seconds."""
+
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
 
@@ -53,6 +56,7 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        self._share, self._fitting, self._counted = share_nodes, 1, float("-inf")
         if share_nodes:
             state.knowledge.costs.crowd = max(1, -(-self.parallel // max(1, len(session.nodes()))))
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
@@ -117,7 +121,16 @@ class Loop:
 
     def _allowed_parallel(self) -> int:
         """The baseline runs alone: all later bounds rest on it."""
-        return self.parallel if self.state.baseline is not None else 1
+        return min(self.parallel, self._fits_now()) if self.state.baseline is not None else 1
+
+    def _fits_now(self) -> int:
+        """Gangs that the live nodes can hold, at least one: nodes may have died, been put out of use, or come back."""
+        if time.monotonic() - self._counted > COUNT_S:
+            self._counted = time.monotonic()
+            devices = [node.devices for node in self._session.nodes() if node.devices >= self.shape.held_per_node]
+            held = sum(have // self.shape.held_per_node for have in devices) if self._share else len(devices)
+            self._fitting = max(1, held // self.shape.nodes)
+        return self._fitting
 
     def _start_next(self, limit: float) -> bool:
         state = self.state
@@ -257,7 +270,10 @@ class Loop:
         if not placed:
             text = "interrupted while waiting for devices" if state.stop_asked else "no devices became free in time"
             kind = "interrupted" if state.stop_asked else "no_devices"
-            self.reason = self.reason or ("" if state.stop_asked else f"the cluster gave no devices: {text}")
+            # While others run, a node has gone: the candidate waits for its turn on those that are left.
+            alone = len(self._running) == 1
+            if alone and not state.stop_asked:
+                self.reason = self.reason or f"the cluster gave no devices: {text}"
             self._finish(number, Failure(kind=kind, rank=None, text=text))
             return number
         state.emit(
@@ -311,7 +327,7 @@ class Loop:
         node = self._session.quarantine(end.node_id)
         if node is None:
             return None
-        self.parallel = min(self.parallel, max(1, len(self._session.nodes()) // self.shape.nodes))
+        self._counted = float("-inf")
         self.state.emit("quarantine", node=node.address, node_id=node.node_id, text=end.text)
         return node.address
 
