@@ -40,6 +40,9 @@ HEARTBEAT_S = 2.0
 COUNT_S = 5.0
 """Between looks at which nodes are alive, seconds."""
 
+PLACEMENT_TRIES = 3
+"""Placements in a row that may time out before the study ends for lack of devices."""
+
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
 
@@ -56,6 +59,7 @@ class Loop:
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
         self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        self._unplaced = 0
         self._share, self._fitting, self._counted = share_nodes, 1, float("-inf")
         if share_nodes:
             state.knowledge.costs.crowd = max(1, -(-self.parallel // max(1, len(session.nodes()))))
@@ -270,12 +274,13 @@ class Loop:
         if not placed:
             text = "interrupted while waiting for devices" if state.stop_asked else "no devices became free in time"
             kind = "interrupted" if state.stop_asked else "no_devices"
-            # While others run, a node has gone: the candidate waits for its turn on those that are left.
-            alone = len(self._running) == 1
-            if alone and not state.stop_asked:
-                self.reason = self.reason or f"the cluster gave no devices: {text}"
+            # A node may have died with the request on it; the candidate is asked for again on those that are left.
+            self._unplaced += not state.stop_asked
+            if self._unplaced >= PLACEMENT_TRIES:
+                self.reason = self.reason or f"the cluster gave no devices: {text}, {self._unplaced} times in a row"
             self._finish(number, Failure(kind=kind, rank=None, text=text))
             return number
+        self._unplaced = 0
         state.emit(
             "trial_placed",
             number=number,
