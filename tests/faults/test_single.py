@@ -111,6 +111,37 @@ def test_raylet_stopped_answering(three_nodes: Any, tmp_path: Path, outcome: Not
     outcome("a node that no longer answers")
 
 
+def test_RAY_18_a_lost_node_ends_its_gang_within_seconds(three_nodes: Any, tmp_path: Path, outcome: Note) -> None:
+    """One of a gang's two nodes dies in the middle of the steps: the other's ranks are killed long before a collective
+    would time out, the class is the node's, and the candidate runs again on the nodes that are left."""
+    studies = tmp_path / "studies"
+    job = write_job(tmp_path, 3, 300)
+    job.write_text(job.read_text().replace("gpus_per_node = 1", "gpus_per_node = 1\nnodes = 2"))
+    verb = ("start", str(job), *BUDGET, "--rehearse", "--study", "s", "--address", three_nodes.address)
+    run = Background(studies, *verb)
+    run.until("trial", number=0)
+    placed = run.until("trial_placed", number=1)
+    wait_for_steps(studies / "s" / "trials" / "0001", 30)
+    lies_on = {node.node_id: node for node in three_nodes.worker_nodes}
+    began = time.monotonic()
+    for node in [node for key, node in lies_on.items() if key in _nodes_of(studies, placed["number"])][:1]:
+        three_nodes.remove_node(node, allow_graceful=False)
+    failed = run.until("trial", number=1)
+    assert time.monotonic() - began < 90
+    assert failed["failure"]["class"] in ("node_lost", "agent_lost"), failed["failure"]
+    assert not processes(studies / "s" / "trials" / "0001", "trial_runner.r")
+    assert run.finish() == 0
+    facts = check_books(studies, "s", 3600)
+    again = [trial["state"] for trial in facts["trials"] if trial["candidate"] == failed["candidate"]]
+    assert again == ["failed", "measured"]
+    outcome("one of a gang's two nodes is lost")
+
+
+def _nodes_of(studies: Path, number: int) -> list[str]:
+    """Ray's ids of the nodes that a running trial lies on."""
+    return next(e["nodes"] for e in journal(studies, "s") if e["event"] == "trial_placed" and e["number"] == number)
+
+
 def test_driver_killed(tmp_path: Path, outcome: Note) -> None:
     studies, run = started(tmp_path)
     measured = [event["number"] for event in journal(studies, "s") if event["event"] == "trial"]

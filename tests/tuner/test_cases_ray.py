@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import os
+from pathlib import Path
 import resource
 import time
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from search_space.enumerate import enumerate_pool
@@ -18,8 +21,13 @@ from search_space.job import MeasureSection
 from search_space.job_file import parse_job
 from search_space.model import ModelShape
 from search_space.setting import Setting
+from tests.trial_runner.test_gang import share
+from tests.trial_runner.test_gang import wait_end
+from tests.trial_runner.test_gang import wait_started
+from trial_runner.compile_cache import cache_environment
 from trial_runner.failure import failure_class
 from trial_runner.failure import named
+from trial_runner.gang import KILL_GRACE_S
 from trial_runner.spec import TrialSpec
 from tuner.budget import Meter
 from tuner.cluster.placed_gang import GangShape
@@ -157,3 +165,37 @@ def test_RAY_17_preemption_is_held_against_nobody() -> None:
     assert failure.kind == "preempted"
     kind = failure_class(failure.kind)
     assert kind.teaches == "nothing" and kind.retries == 2
+
+
+def test_RAY_19_one_rank_that_raises_ends_the_gang_whose_others_wait(tmp_path: Path) -> None:
+    """Rank 1 leaves with an error while the others sit in a collective (they sleep ten minutes): the gang is over at
+    once and its devices are free within the grace, so the next trial can start."""
+    gang = share(tmp_path, "fail", ranks=4)
+    began = time.monotonic()
+    assert wait_end(gang, 30) == "failed"
+    assert gang.stop().ended == "failed"
+    assert time.monotonic() - began < 30 + KILL_GRACE_S
+    assert gang.state.exit_codes[1] == 3
+    zombie = psutil.STATUS_ZOMBIE
+    alive = [p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != zombie]
+    assert not set(alive) & set(gang.state.pids.values())
+
+
+def test_RUN_21_the_end_of_a_trial_leaves_the_shared_compile_cache_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trials are pointed at one cache; a trial's end removes nothing outside its own folder, and nothing there."""
+    cache = tmp_path / "cache"
+    entry = cache / "inductor" / "fxgraph" / "ab" / "entry"
+    entry.parent.mkdir(parents=True)
+    entry.write_text("compiled by somebody else")
+    monkeypatch.setenv("LEDGERTUNE_COMPILE_CACHE", str(cache))
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    gang = share(folder, "grandchild")
+    assert cache_environment(os.environ)["TORCHINDUCTOR_CACHE_DIR"] == str(cache / "inductor")
+    wait_started(gang)
+    gang.stop()
+    assert entry.read_text() == "compiled by somebody else"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert "TORCHINDUCTOR_CACHE_DIR" not in cache_environment(os.environ), "the user's own setting stays"

@@ -288,6 +288,7 @@ class Loop:
             candidate=candidate.to_json(),
             label=candidate.label(),
             devices=self.shape.devices,
+            nodes=run.node_ids,
             allowance_device_s=round(allowance, 1),
             predicted=predicted,
             move=run.move,
