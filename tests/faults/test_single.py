@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -264,3 +265,31 @@ def test_hung_rank(tmp_path: Path, outcome: Note) -> None:
     assert run.finish() == 0
     check_books(studies, "s", 3600)
     outcome("a rank that stops in a step")
+
+
+def test_disk_full(tmp_path: Path, outcome: Note) -> None:
+    """The disk of the studies runs full in the middle of a trial: the tuner ends and says so, and goes on once there is
+    room again."""
+    studies = tmp_path / "studies"
+    studies.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(studies)]).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        _, run = started(tmp_path)
+        measured = [event["number"] for event in journal(studies, "s") if event["event"] == "trial"]
+        filler = studies / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 65536)
+        assert run.finish(200) == 2
+        assert not ranks(studies)
+        filler.unlink()
+        facts = check_books(studies, "s", 3600)
+        assert set(measured) <= {trial["number"] for trial in facts["trials"] if trial["state"] == "measured"}
+        resumed = tune(studies, "resume", "s", "--json")
+        assert resumed.returncode == 0, resumed.stderr
+        # The trial that met the full disk counts as one of the four, but is held against no candidate.
+        assert measured_trials(check_books(studies, "s", 3600)) >= 3
+    finally:
+        subprocess.run(["umount", "-l", str(studies)], check=True)
+    outcome("the disk runs full")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+import shutil
 
 import pytest
 
 from trial_runner.failure import classify
+from trial_runner.failure import Failure
 from trial_runner.failure import find_failure
+from trial_runner.failure import is_disk_full
+from trial_runner.failure import perhaps_disk_full
 from trial_runner.spec import rank_error
 from trial_runner.spec import rank_log
 
@@ -71,3 +76,26 @@ def test_a_torn_error_file_and_an_odd_signal_are_no_fault_of_ours(tmp_path: Path
 def test_a_store_that_lost_its_peer_is_an_echo(tmp_path: Path) -> None:
     found = classify("builtins.RuntimeError: TCPStore recv failed: Connection reset by peer")
     assert found is not None and found.kind == "peer_lost" and found.secondary
+
+
+def test_a_full_disk_hides_behind_no_other_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room a rank's own error is not written; the class is the disk's, unless the reason is known."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    dead = Failure(kind="unknown", rank=1, text="exit code 1")
+    assert perhaps_disk_full(dead, tmp_path).kind == "disk_full"
+    assert perhaps_disk_full(Failure(kind="out_of_memory", rank=1, text="x"), tmp_path).kind == "out_of_memory"
+    monkeypatch.undo()
+    assert perhaps_disk_full(dead, tmp_path) is dead
+
+
+def test_errors_of_a_full_disk_are_known_through_whatever_wraps_them() -> None:
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("storage") from error
+    except RuntimeError as error:
+        assert is_disk_full(error)
+    assert is_disk_full(RuntimeError("(sqlite3.OperationalError) database or disk is full"))
+    assert not is_disk_full(ValueError("x"))

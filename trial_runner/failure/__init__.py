@@ -5,6 +5,8 @@ from __future__ import annotations
 from trial_runner.failure.classes import classify
 from trial_runner.failure.classes import failure_class
 from trial_runner.failure.classes import FailureClass
+from trial_runner.failure.disk import is_disk_full
+from trial_runner.failure.disk import perhaps_disk_full
 from trial_runner.failure.faults import Fault
 from trial_runner.failure.faults import find_fault
 from trial_runner.failure.find import Failure
@@ -24,7 +26,9 @@ __all__ = [
     "find_failure",
     "find_fault",
     "hung",
+    "is_disk_full",
     "log_tail",
     "named",
+    "perhaps_disk_full",
     "silent_failure",
 ]

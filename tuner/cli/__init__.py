@@ -60,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except Exception as error:
+        from trial_runner.failure.disk import is_disk_full
+
+        if is_disk_full(error):
+            text = "the disk is full: free some room; what was measured is kept, and `tune resume` goes on"
+            return _fail(text, 2, "--json" in arguments, debug)
         hint = "" if debug else "; --debug shows where"
         return _fail(f"a fault of ours: {type(error).__name__}: {error}{hint}", 1, "--json" in arguments, debug)
 

@@ -22,6 +22,7 @@ from trial_runner.failure import find_failure
 from trial_runner.failure import hung
 from trial_runner.failure import log_tail
 from trial_runner.failure import named
+from trial_runner.failure import perhaps_disk_full
 from trial_runner.failure import silent_failure
 from trial_runner.gang import KILL_GRACE_S
 from trial_runner.measure import measure
@@ -290,7 +291,7 @@ class TrialRun:
             if told.kind in ("preempted", "host_out_of_memory", "disk_full", "shared_memory"):
                 return told
             return Failure(kind=failure.kind, rank=None, text=f"{failure.text}: {end.text[:500]}")
-        return failure
+        return perhaps_disk_full(failure, self.folder)
 
     def record(self, outcome: Measurement | Failure, predicted: dict[str, object]) -> dict[str, Any]:
         """The trial as its record, with the keys of the command-line contract."""
