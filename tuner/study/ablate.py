@@ -9,6 +9,7 @@ from typing import Any
 
 from search_space.candidate import Candidate
 from search_space.pool import canonical
+from tuner.evidence.compare import NOISE_MFU_POINTS
 from tuner.records import roles
 from tuner.study.choosing import fastest_simple
 from tuner.study.confirm import seed_weights
@@ -56,6 +57,9 @@ class Change:
     kept: bool
     """Whether the winner keeps it."""
 
+    sure: bool = True
+    """Whether the interval decides; a change that looks worth it stays when the budget ends before it does."""
+
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""
         return asdict(self)
@@ -65,7 +69,8 @@ def ablate(loop: Loop) -> None:
     """Undo the best candidate's changes one group of knobs at a time and write what each bought to the journal.
 
     Backward elimination: the change that the ledger expects least of is tried first; a change whose absence does not
-    slow the confirmed best beyond noise is left out from then on. Every comparison is with the confirmed best, so that
+    slow the confirmed best beyond noise is left out from then on; where the budget ends before that is decided, a change that
+    looks worth a point of MFU stays. Every comparison is with the confirmed best, so that
     small losses do not add up unseen. What the budget does not cover is predicted, and stays.
     """
     state = loop.state
@@ -130,14 +135,18 @@ def _undo(
             knobs=knobs, step_time_change_pct=-predicted, interval_pct=None, source="predicted", kept=True
         ), kept
     found = judge.compare(best, tried)
+    # An interval that reaches zero is noise only once enough runs were spent on it.
+    promising = found.mfu_points >= NOISE_MFU_POINTS and len(judge.times(tried)) < MOST_RUNS and tried != baseline
+    stays = found.significant or promising
     change = Change(
         knobs=knobs,
         step_time_change_pct=found.step_time_change_pct,
         interval_pct=found.step_time_change_ci_pct,
         source="measured",
-        kept=found.significant,
+        kept=stays,
+        sure=not promising or found.significant,
     )
-    return change, kept if found.significant else tried
+    return change, kept if stays else tried
 
 
 def _predicted_pct(state: StudyState, candidate: Candidate, group: tuple[str, ...]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from search_space.candidate import Candidate
 from tuner.evidence.compare import Comparison
+from tuner.evidence.compare import NOISE_MFU_POINTS
 from tuner.evidence.compare import unchanged
 from tuner.evidence.parity import Parity
 from tuner.records.journal import read_journal
@@ -39,8 +40,8 @@ class Choice:
 def fastest_simple(state: StudyState, judge: Judge) -> Candidate | None:
     """The finalist that wins on step time.
 
-    A finalist counts when its gain over the baseline is significant. Of those that the fastest does not beat beyond
-    noise, the one with the fewest changes from the baseline wins. None without a baseline.
+    A finalist counts when its gain over the baseline is significant. Of those within one MFU point of the fastest, the
+    one with the fewest changes from the baseline wins. None without a baseline.
     """
     found = finalists(state)
     if not found:
@@ -50,7 +51,7 @@ def fastest_simple(state: StudyState, judge: Judge) -> Candidate | None:
     if not able:
         return baseline
     top = min(able, key=judge.level_s)
-    equal = [candidate for candidate in able if candidate == top or not judge.compare(top, candidate).significant]
+    equal = [one for one in able if one == top or judge.compare(top, one).mfu_points < NOISE_MFU_POINTS]
     return min(equal, key=lambda candidate: (len(candidate.changed(baseline)), judge.level_s(candidate)))
 
 
