@@ -69,9 +69,9 @@ def ablate(loop: Loop) -> None:
     """Undo the best candidate's changes one group of knobs at a time and write what each bought to the journal.
 
     Backward elimination: the change that the ledger expects least of is tried first; a change whose absence does not
-    slow the confirmed best beyond noise is left out from then on; where the budget ends before that is decided, a change that
-    looks worth a point of MFU stays. Every comparison is with the confirmed best, so that
-    small losses do not add up unseen. What the budget does not cover is predicted, and stays.
+    slow the confirmed best beyond noise is left out from then on; where the budget ends before that is decided, a
+    change that looks worth a point of MFU stays. Every comparison is with the confirmed best, so that small losses do
+    not add up unseen. What the budget does not cover is predicted, and stays.
     """
     state = loop.state
     judge = Judge(state)
