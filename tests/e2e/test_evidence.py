@@ -13,7 +13,7 @@ from tests.e2e.conftest import tune
 from tuner.evidence.claim import Claim
 
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MODULE = '''
 """A user's model: the debug model, with what a test plants in it."""

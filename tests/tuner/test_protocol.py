@@ -142,3 +142,16 @@ def test_ray_09_a_resumed_study_goes_on_from_what_it_knows(monkeypatch: pytest.M
     asked = [[Candidate.from_json(t["candidate"]).key() for t in end["trials"]] for end in (whole, resumed)]
     assert asked[0][:5] == asked[1][:5] and len(set(asked[1])) == len(asked[1])
     assert asked[0] == asked[1], "the second session proposed otherwise than one that never stopped"
+
+
+def test_a_peak_measured_on_a_busy_cpu_bars_no_winner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a CPU the peak is a measurement of ours: an MFU of 230% says that it was too low, not that a trial is wrong."""
+    from dataclasses import replace
+
+    plan = plan_of(2)
+    slow = plan.setting.hardware.override(peak_flops={"fp32": 1e9})
+    plan = replace(plan, setting=replace(plan.setting, hardware=slow))
+    costs = {plan.pool.candidate(i).key(): 0.5 - 0.2 * i for i in range(2)}
+    _, end = run(monkeypatch, tmp_path / "s", plan, lambda c, n: Behaviour(step_s=costs[c.key()]), 5000.0)
+    assert all(trial["mfu_pct"] > 100 and "peak_too_low" in trial["flags"] for trial in end["trials"])
+    assert end["winner"] != end["baseline"] and not events(tmp_path / "s", "warning")

@@ -326,7 +326,10 @@ class TrialRun:
         ran = effective(self.candidate, inactive)
         flags = (*outcome.flags, *(f"{name}_not_active" for name in inactive))
         setting = self.plan.setting
-        if not setting.on_cpu and peaks_disagree(log_tail(self.folder, 0), setting.hardware.peak(setting.precision)):
+        if setting.on_cpu:
+            # There is no nameplate to trust: the peak was measured, perhaps while the machine was busy.
+            flags = tuple("peak_too_low" if flag == "impossible_mfu" else flag for flag in flags)
+        elif peaks_disagree(log_tail(self.folder, 0), setting.hardware.peak(setting.precision)):
             flags = (*flags, "peak_disagrees")
         if self.early is not None:
             facts |= self._ended_early(self.early, facts)
