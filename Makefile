@@ -18,8 +18,10 @@ $(STAMP): requirements.lock pyproject.toml
 start: setup
 	$(BIN)/tune start --budget $(BUDGET)
 
+# Two workers for what keeps one core busy; one after the other what starts ranks or a cluster and is timed.
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu and not faults and not services"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not slow and not gpu and not faults and not services"
+	$(BIN)/python -m pytest -m "e2e and not slow and not gpu and not faults and not services"
 
 # What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another).
 test-services: setup
