@@ -54,9 +54,16 @@ Page.evidence = () => {
       pair("MFU, %", (t) => t.mfu_pct, (v) => Page.fixed(v, 2)), pair("HFU, %", (t) => t.hfu_pct, (v) => Page.fixed(v, 2)), pair("tokens per second and device", (t) => t.tokens_per_s_per_device, Page.number), pair("peak reserved memory, GiB", (t) => t.peak_reserved_gib, (v) => Page.fixed(v, 2)),
     ], "Winner and baseline"));
     proof.push(el("p", {}, `The change of ${Page.signed(c.step_time_change_pct, 2)}% [${Page.signed(c.step_time_change_ci_pct[0], 2)}, ${Page.signed(c.step_time_change_ci_pct[1], 2)}] rests on ${c.runs[0]} run${c.runs[0] === 1 ? "" : "s"} of the winner and ${c.runs[1]} of the baseline; the interval counts the noise between runs and of steps. A gain under one MFU point counts as noise.`));
+    if (d.why) proof.push(el("p", { id: "why-winner" }, `Why this one: ${d.why}.`));
+    if (d.parity) proof.push(el("p", {}, `Loss against the baseline's: ${d.parity.verdict}; ${d.parity.why}.`));
   } else proof.push(el("p", { class: "muted" }, "There is no winner to prove."));
-  const confirms = d.trials.filter((t) => t.role === "confirm");
-  if (confirms.length) proof.push(el("h3", {}, "Measured again in turns"), Page.table(["trial", "candidate", "step time, s", "MFU, %"], confirms.map((t) => [String(t.number), Page.el("td", {}, t.label), t.state === "measured" ? Page.number(t.step_time_s) : t.state, Page.fixed(t.mfu_pct, 2)]), "Confirming trials"));
+  if (d.changes?.length) {
+    const knobs = (change) => Object.entries(change.knobs).map(([knob, [before, after]]) => `${Page.words(knob)} ${Page.knobText(before)} → ${Page.knobText(after)}`).join(", ");
+    const effect = (change) => Page.known(change.step_time_change_pct) ? `${Page.signed(change.step_time_change_pct)}%${change.interval_pct ? ` [${change.interval_pct.map((v) => Page.signed(v)).join(", ")}]` : ""}` : "cannot be undone alone";
+    proof.push(el("h3", {}, "What each change bought"), Page.table(["change", "step time", "how known", "in the winner"], d.changes.map((change) => [el("td", { class: "wide-text" }, knobs(change)), effect(change), Page.words(change.source), change.kept ? "kept" : "left out"]), "What each change bought"));
+  }
+  const confirms = d.trials.filter((t) => ["confirm", "ablate", "canary"].includes(t.role));
+  if (confirms.length) proof.push(el("h3", {}, "Measured again in turns"), Page.table(["trial", "for", "candidate", "step time, s", "MFU, %"], confirms.map((t) => [String(t.number), t.role, Page.el("td", {}, t.label), t.state === "measured" ? Page.number(t.step_time_s) : t.state, Page.fixed(t.mfu_pct, 2)]), "Confirming trials"));
   if (d.commit) proof.push(el("p", {}, "Committed as ", el("code", { id: "commit", "data-value": d.commit.hash }, d.commit.hash.slice(0, 12)), " on branch ", el("code", {}, d.commit.branch), " of ", el("code", {}, d.commit.repo)));
   else if (winner) proof.push(el("p", { class: "muted" }, "Nothing was committed."));
   Page.fill("proof", ...proof);
