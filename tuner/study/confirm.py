@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 
 from search_space.candidate import Candidate
 from tuner.evidence.parity import same_start
@@ -81,7 +82,16 @@ def seed_weights(state: StudyState, candidates: list[Candidate]) -> str | None:
         )
         state.emit("warning", text=text)
         return None
-    return str(state.folder.seed_weights)
+    root = state.folder.seed_weights
+    # Sets that a run has saved whole; a name of its own for every set, as curves compare only within one.
+    whole = sorted(path for path in root.glob("*") if (path / ".metadata").exists())
+    root.mkdir(exist_ok=True)
+    return str(whole[-1] if whole else root / f"{len(list(root.iterdir())):03d}-{uuid.uuid4().hex[:8]}")
+
+
+def remove_weights(state: StudyState) -> None:
+    """Remove the seed weights of a study that is over: of a large model they fill a disk."""
+    shutil.rmtree(state.folder.seed_weights, ignore_errors=True)
 
 
 def _enough(state: StudyState, judge: Judge, best: Candidate, baseline: Candidate) -> bool:

@@ -89,24 +89,23 @@ class Judge:
         if not same_samples(candidate, baseline, plan.job.recipe.data):
             why = 'its steps hold other samples than the baseline\'s; recipe.data = "synthetic" makes them the same'
             return Parity(verdict="untested", why=why, numeric_changes=changes)
-        for mode in ("seed_weights", "scratch"):
-            if mode == "scratch" and not same_start(candidate, baseline):
-                break
-            own, theirs = self._curves(candidate, mode), self._curves(baseline, mode)
+        starts: list[str | None] = [trial["weights"] for trial in self._state.measured if trial.get("weights")]
+        if same_start(candidate, baseline):
+            starts.insert(0, None)
+        for weights in reversed(list(dict.fromkeys(starts))):
+            own, theirs = self._curves(candidate, weights), self._curves(baseline, weights)
             if own and theirs:
                 return compare_curves(own[-1], theirs, plan.setting.precision, changes)
         why = "no run of both began with the same weights"
         return Parity(verdict="untested", why=why, numeric_changes=changes)
 
-    def _curves(self, candidate: Candidate, mode: str) -> list[list[float]]:
-        """Loss curves of every measured run of a candidate that began in this mode, traced steps left out."""
+    def _curves(self, candidate: Candidate, weights: str | None) -> list[list[float]]:
+        """Loss curves of every measured run of a candidate that began with these weights (None: from scratch), traced
+        steps left out."""
         found = []
         for trial in self._state.measured:
-            if Candidate.from_json(trial["candidate"]) != candidate:
-                continue
-            records = self._facts(trial)
-            if records.prepared.get("start_mode", "scratch") == mode:
-                curve = _losses(records)
+            if Candidate.from_json(trial["candidate"]) == candidate and trial.get("weights") == weights:
+                curve = _losses(self._facts(trial))
                 if curve:
                     found.append(curve)
         return found

@@ -29,6 +29,7 @@ from tuner.study.asking import Asker
 from tuner.study.choosing import choose
 from tuner.study.claiming import make_claim
 from tuner.study.confirm import confirm
+from tuner.study.confirm import remove_weights
 from tuner.study.costs import CostModel
 from tuner.study.deciding import observation_of
 from tuner.study.knowledge import Knowledge
@@ -224,6 +225,7 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
         state.emit("warning", text=f"the winner was not committed: {error}")
         return UNSERVABLE, _end(state, reason)
     state.emit("commit", **done)
+    remove_weights(state)
     return DONE, _end(state, reason)
 
 

@@ -314,6 +314,7 @@ class TrialRun:
             "folder": str(self.folder),
             "failure": None,
             "nodes": self.node_ids,
+            "weights": Path(self.weights).name if self.weights else None,
             "saved_device_s": 0.0,
             "move": self.move,
         }
