@@ -153,3 +153,23 @@ def test_a_claim_survives_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     claim = Claim.read(path)
     assert Claim.from_json(claim.to_json(), "x") == claim
     assert json.loads(path.read_text())["after"]["label"] == claim.after.label
+
+
+def test_a_kept_baseline_claims_nothing_of_the_rival_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = plan_of(activation_checkpoint=("full",))
+    run(monkeypatch, tmp_path / "s", plan, world(env=0.7, loss=0.05), 4000.0)
+    claim = Claim.read(tmp_path / "s" / "claim.json")
+    assert claim.parity["verdict"] == "agree" and not claim.changed
+    assert "loss does not agree" in claim.why
+
+
+def test_seed_weights_are_named_once_a_set_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Curves compare only within one set of weights; a study that is over leaves none behind."""
+    plan = plan_of(tensor_parallel=(1, 2), activation_checkpoint=("full",), env=("default",))
+    run(monkeypatch, tmp_path / "s", plan, world(tp=0.7), 4000.0)
+    folder = StudyFolder(tmp_path / "s")
+    confirmed = [trial for trial in events(folder.root, "trial") if trial["role"] == "confirm"]
+    assert len({trial["weights"] for trial in confirmed}) == 1 and confirmed[0]["weights"]
+    assert not folder.seed_weights.exists()

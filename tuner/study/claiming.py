@@ -65,7 +65,7 @@ def make_claim(state: StudyState, choice: Choice) -> Claim:
         before=before,
         after=before if kept else _side(state, judge, winner),
         comparison=comparison.to_json(),
-        parity=choice.parity.to_json(),
+        parity=(judge.parity(plan.baseline) if kept else choice.parity).to_json(),
         noise=judge.noise.to_json(),
         changes=choice.changes,
         why=choice.why,

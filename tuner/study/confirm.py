@@ -7,6 +7,7 @@ import uuid
 
 from search_space.candidate import Candidate
 from tuner.evidence.parity import same_start
+from tuner.evidence.sanity import unsound
 from tuner.records import roles
 from tuner.study.judging import Judge
 from tuner.study.loop import Loop
@@ -61,7 +62,8 @@ def finalists(state: StudyState) -> list[Candidate]:
         return []
     if best is baseline:
         return [Candidate.from_json(baseline["candidate"])]
-    others = [trial for trial in state.measured if trial["role"] == roles.SEARCH and trial is not best]
+    searched = [trial for trial in state.measured if trial["role"] == roles.SEARCH and trial is not best]
+    others = [trial for trial in searched if not unsound(trial, baseline)]
     second = min(others, key=lambda trial: trial["step_time_s"], default=None)
     found = [baseline, best]
     if second is not None and second["step_time_ci_s"][0] <= best["step_time_ci_s"][1]:
