@@ -143,6 +143,15 @@ def spending_tables(document: dict[str, Any]) -> list[Table | str]:
     lines: list[Table | str] = [headline, "", kinds, "", trials, ""]
     if document["saved_device_s"]:
         lines.append(f"stopping losers early saved {format_budget(document['saved_device_s'])}")
+    phases = document.get("startup_median_s")
+    if phases:
+        words = {"imported": "imports", "built": "building", "training": "data", "first_step": "first step"}
+        parts = ", ".join(f"{words[name]} {seconds:.1f} s" for name, seconds in phases.items())
+        cache = document["compile_cache"]
+        found = (
+            f"; compile cache: {cache['hits']} graphs found, {cache['misses']} compiled" if any(cache.values()) else ""
+        )
+        lines.append(f"a trial's start, median: {parts}{found}")
     lines.append(f"no trial held devices for {document['idle_wall_s']:.0f} s of wall time (not charged)")
     if document["ended"]:
         lines.append(f"ended: {document['ended']}; {format_budget(max(0.0, document['left_device_s']))} given back")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from tuner.records.journal import read_journal
@@ -96,7 +97,24 @@ def spending(
             for trial in summary.trials
         ],
         "ended": summary.ended,
+        "startup_median_s": startup(summary.trials),
+        "compile_cache": {
+            key: sum((trial.get("compile_cache") or {}).get(key, 0) for trial in summary.trials)
+            for key in ("hits", "misses")
+        },
     }
+
+
+def startup(trials: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Median seconds of each phase of the measured trials' start: to imports done, trainer built, seed weights and
+    data ready, first step done. Empty where nothing was measured."""
+    known = [trial["startup_s"] for trial in trials if trial.get("startup_s")]
+    if not known:
+        return {}
+    names = ("imported", "built", "training", "first_step")
+    ends = {name: median(one[name] for one in known) for name in names}
+    before = dict(zip(names, (0.0, *(ends[name] for name in names[:-1])), strict=True))
+    return {name: round(max(0.0, ends[name] - before[name]), 3) for name in names}
 
 
 def _kinds_of(trial: dict[str, Any]) -> dict[str, float]:
