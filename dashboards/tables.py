@@ -206,6 +206,12 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
         parity = summary.evidence.get("parity")
         if parity:
             console.print(f"loss: {parity['verdict']}: {parity['why']}", markup=False)
+        noise = summary.evidence.get("noise")
+        if noise:
+            text = f"noise: two runs of one configuration differ by up to {noise['floor_pct']:.1f}%"
+            floors = [one["floor_pct"] for one in noise["by_node"].values()]
+            spread = f"; {min(floors):.1f} to {max(floors):.1f}% by node" if floors else ""
+            console.print(f"{text} ({noise['repeats']} repeats){spread}", markup=False)
         if summary.evidence.get("changes"):
             console.print()
             console.print(changes_table(summary.evidence["changes"]))

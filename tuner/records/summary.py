@@ -74,7 +74,7 @@ class Summary:
     """Winner against baseline."""
 
     evidence: dict[str, Any] = field(default_factory=dict)
-    """What the winner rests on: ``why``, ``parity``, ``changes``."""
+    """What the winner rests on: ``why``, ``parity``, ``changes``, and the run-to-run ``noise``."""
 
     near_misses: list[dict[str, Any]] = field(default_factory=list)
     """Where nothing is feasible: the refused candidates nearest to it, with their reasons."""
@@ -96,7 +96,7 @@ class Summary:
             "baseline": self.baseline,
             "winner": self.winner,
             "comparison": self.comparison,
-            **{key: self.evidence.get(key) for key in ("why", "parity", "changes")},
+            **{key: self.evidence.get(key) for key in ("why", "parity", "changes", "noise")},
             "commit": self.commit,
             "budget_device_s": self.budget_device_s,
             "spent_device_s": round(self.spent_device_s, 3),
@@ -158,7 +158,9 @@ def _apply(summary: Summary, event: dict[str, Any]) -> None:
         summary.probe_device_s += event["device_s"]
     elif kind == "winner":
         summary.winner, summary.comparison = event["number"], event.get("comparison")
-        summary.evidence = {key: event[key] for key in ("why", "parity", "changes") if key in event}
+        summary.evidence |= {key: event[key] for key in ("why", "parity", "changes") if key in event}
+    elif kind == "noise":
+        summary.evidence["noise"] = {key: value for key, value in event.items() if key not in ("event", "unix_s")}
     elif kind == "commit":
         summary.commit = {key: event[key] for key in ("repo", "branch", "hash")}
     elif kind == "study_end":

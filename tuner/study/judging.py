@@ -40,6 +40,13 @@ def noise_of(state: StudyState, node: str | None = None) -> Noise:
     return estimate(list(medians.values()), state.plan.device)
 
 
+def noise_facts(state: StudyState) -> dict[str, Any]:
+    """The study's noise, and that of each node where trials lay on several: facts of the ``noise`` event."""
+    nodes = sorted({node for trial in state.measured for node in trial.get("nodes", ())})
+    by_node = {node: noise_of(state, node).to_json() for node in nodes} if len(nodes) > 1 else {}
+    return noise_of(state).to_json() | {"by_node": by_node}
+
+
 class Judge:
     """Verdicts over a study's measured trials.
 

@@ -32,6 +32,7 @@ from tuner.study.confirm import confirm
 from tuner.study.confirm import remove_weights
 from tuner.study.costs import CostModel
 from tuner.study.deciding import observation_of
+from tuner.study.judging import noise_facts
 from tuner.study.knowledge import Knowledge
 from tuner.study.lessons import Lessons
 from tuner.study.loop import Loop
@@ -203,6 +204,7 @@ def _conclude(state: StudyState, options: RunOptions, reason: str) -> tuple[int,
     if chosen is None:
         return UNSERVABLE, _end(state, reason)
     winner, comparison = chosen.winner, chosen.comparison
+    state.emit("noise", **noise_facts(state))
     state.emit(
         "winner",
         number=winner["number"],
