@@ -10,6 +10,7 @@ import pytest
 from tuner.evidence.compare import compare
 from tuner.evidence.compare import unchanged
 from tuner.evidence.noise import estimate
+from tuner.evidence.noise import net_of_rounds
 from tuner.evidence.noise import PRIOR_DOF
 from tuner.evidence.noise import PRIOR_SD
 
@@ -75,3 +76,23 @@ def test_many_repeats_tell_the_true_noise(sd: float) -> None:
 def test_a_configuration_against_itself_has_no_gain() -> None:
     found = unchanged(QUIET)
     assert not found.significant and found.mfu_points == 0 and found.noise_floor_pct == QUIET.floor_pct
+
+
+def test_what_a_round_shares_is_no_noise() -> None:
+    """The machine is 40% slower in the second round for everybody: the floor stays that of the runs."""
+    rng = np.random.default_rng(6)
+    cells = [
+        (name, number, level * (1.4 if number else 1.0) * float(np.exp(0.01 * rng.normal())))
+        for number in range(4)
+        for name, level in (("a", 1.0), ("b", 0.8), ("c", 0.9))
+    ]
+    noise = net_of_rounds(cells, "cpu")
+    assert noise.repeats == 12 - 3 - 4 + 1 and noise.sd < 0.02
+    assert estimate([[s for n, _, s in cells if n == name] for name in "abc"], "cpu").sd > 0.1
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0.1, 10)), max_size=12))
+def test_cells_that_repeat_nothing_say_nothing(cells: list[tuple[str, int, float]]) -> None:
+    noise = net_of_rounds(cells, "gpu")
+    assert noise.sd > 0 and 0 <= noise.repeats <= max(0, len(cells) - 1)
+    assert net_of_rounds(cells[:1], "gpu").repeats == 0

@@ -79,3 +79,30 @@ def pooled(known: Noise, medians: Sequence[Sequence[float]]) -> Noise:
     dof = known.dof + repeats
     variance = (known.dof * known.sd**2 + squares) / dof
     return Noise(sd=float(np.sqrt(variance)), dof=dof, repeats=known.repeats + repeats)
+
+
+def net_of_rounds(cells: Sequence[tuple[str, int, float]], device: str) -> Noise:
+    """Noise from repeated runs, net of what all configurations of a round share: the hour, a busy neighbour.
+
+    Log medians are fitted by a level for each configuration and one for each round (two-way analysis of variance); what
+    is left is noise. Degrees of freedom are cells minus the rank of that fit, so a configuration that ran once, or a
+    round of one repeated configuration alone, says nothing.
+
+    Args:
+        cells: configuration, round and median step time (seconds) of each run.
+        device: ``gpu`` or ``cpu``.
+    """
+    prior = Noise(sd=PRIOR_SD[device], dof=PRIOR_DOF, repeats=0)
+    if not cells:
+        return prior
+    names = sorted({name for name, _, _ in cells})
+    rounds = sorted({number for _, number, _ in cells})
+    design = np.zeros((len(cells), len(names) + len(rounds)))
+    for row, (name, number, _) in enumerate(cells):
+        design[row, names.index(name)] = design[row, len(names) + rounds.index(number)] = 1
+    logs = np.log([seconds for _, _, seconds in cells])
+    fit, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
+    repeats = len(cells) - int(rank)
+    squares = float(((logs - design @ fit) ** 2).sum()) if repeats else 0.0
+    dof = prior.dof + repeats
+    return Noise(sd=float(np.sqrt((prior.dof * prior.sd**2 + squares) / dof)), dof=dof, repeats=repeats)

@@ -13,7 +13,7 @@ from trial_runner.measure import Records
 from trial_runner.measure import steady_times
 from tuner.evidence.compare import compare
 from tuner.evidence.compare import Comparison
-from tuner.evidence.noise import estimate
+from tuner.evidence.noise import net_of_rounds
 from tuner.evidence.noise import Noise
 from tuner.evidence.parity import compare_curves
 from tuner.evidence.parity import numeric_changes
@@ -25,7 +25,7 @@ from tuner.study.state import StudyState
 
 
 def noise_of(state: StudyState, node: str | None = None) -> Noise:
-    """Run-to-run noise of a study, from every configuration that ran more than once.
+    """Run-to-run noise of a study, from every configuration that ran more than once, net of what a turn's runs share.
 
     Canaries do not count: they are there to see what is no noise.
 
@@ -33,11 +33,18 @@ def noise_of(state: StudyState, node: str | None = None) -> Noise:
         state: the study.
         node: count only runs that lay on this node (Ray's id); None: runs anywhere.
     """
-    medians: dict[str, list[float]] = {}
+    cells: list[tuple[str, int, float]] = []
+    number, seen = 0, set[str]()
     for trial in state.measured:
-        if trial["role"] != roles.CANARY and (node is None or node in trial.get("nodes", ())):
-            medians.setdefault(Candidate.from_json(trial["candidate"]).key(), []).append(trial["step_time_s"])
-    return estimate(list(medians.values()), state.plan.device)
+        if trial["role"] == roles.CANARY or (node is not None and node not in trial.get("nodes", ())):
+            continue
+        name = Candidate.from_json(trial["candidate"]).key()
+        if not roles.searched(trial) and (number == 0 or name in seen):
+            # A new turn of confirmation or ablation; the search is one round of its own.
+            number, seen = number + 1, set()
+        seen.add(name)
+        cells.append((name, number, trial["step_time_s"]))
+    return net_of_rounds(cells, state.plan.device)
 
 
 def noise_facts(state: StudyState) -> dict[str, Any]:
