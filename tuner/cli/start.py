@@ -87,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
     from tuner.evidence.commit import check_commit_target
     from tuner.records.layout import find_folder
     from tuner.records.layout import new_folder
+    from tuner.records.lease import forget
+    from tuner.records.lease import lease
     from tuner.study.opening import create
-    from tuner.study.opening import lease
 
     job = load_job(args.job) if args.job else embedded_job()
     if args.budget is not None:
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if not folder.facts.exists():
             # Nothing came of it: a request that could not be served leaves no empty study behind.
-            folder.lock.unlink(missing_ok=True)
+            forget(folder)
             folder.transfer.unlink(missing_ok=True)
             folder.job.unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -110,6 +110,11 @@ class StudyFolder:
         return self.root / "study.lock"
 
     @property
+    def leases(self) -> Path:
+        """``lease``: who runs the study, for processes on other machines."""
+        return self.root / "lease"
+
+    @property
     def repository(self) -> Path:
         """``repository``: where the winner is committed unless the user names a repository."""
         return self.root / "repository"
