@@ -70,7 +70,6 @@ class ClusterSession:
                 found.append(RayNode(node_id=node["NodeID"], address=node["NodeManagerAddress"], devices=devices))
         return found
 
-
     def await_nodes(self, needs: Needs) -> None:
         """Wait until enough nodes have joined; nothing is charged meanwhile.
 
