@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
         action.set_defaults(run=run)
         if name == "render":
             action.add_argument(
-                "--services", action="store_true", help="with accounts, network rules, storage and MLflow"
+                "--services",
+                action="store_true",
+                help="print what studies share instead: accounts, network rules, storage, MLflow",
             )
         else:
             action.add_argument("--again", action="store_true", help="go on with a study whose last run has ended")

@@ -91,7 +91,7 @@ def render(job: Job, text: str, options: RenderOptions, services: bool = False) 
         job: the job, as it was read from ``text``.
         text: the job file.
         options: what it does not say.
-        services: with what studies share (accounts, network rules, storage, MLflow) instead of the study alone.
+        services: what studies share (accounts, network rules, storage, MLflow) instead of the study.
 
     Raises:
         UserError: the job cannot run on a cluster as it stands, or an option does not fit it.
@@ -103,12 +103,10 @@ def render(job: Job, text: str, options: RenderOptions, services: bool = False) 
     wanted = (*(["cpu"] if on_cpu else []), *options.components)
     for component in dict.fromkeys(wanted):
         manifests = add_component(FOLDER / "components" / component, manifests)
-    found = [_with_image(manifest, options.image) for manifest in manifests]
-    shared = [manifest for manifest in found if identity(manifest)[0] != "RayJob" and not _is_study(manifest)]
-    config = next(manifest for manifest in found if _is_study(manifest))
-    rayjob = next(manifest for manifest in found if identity(manifest)[0] == "RayJob")
+    found = {identity(manifest): _with_image(manifest, options.image) for manifest in manifests}
+    config, rayjob = found.pop(("ConfigMap", "ledgertune-study")), found.pop(("RayJob", "ledgertune-study"))
     study = [_config(config, name, text), _rayjob(rayjob, name, job, text, devices, options, on_cpu)]
-    return [placed_in(manifest, options.namespace) for manifest in ([*shared, *study] if services else study)]
+    return [placed_in(manifest, options.namespace) for manifest in (found.values() if services else study)]
 
 
 def study_name(job: Job, text: str, options: RenderOptions) -> str:
@@ -132,10 +130,6 @@ def study_name(job: Job, text: str, options: RenderOptions) -> str:
 def digest(text: str) -> str:
     """Hash of a job file, hex."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_study(manifest: Manifest) -> bool:
-    return identity(manifest) == ("ConfigMap", "ledgertune-study")
 
 
 def _check(job: Job, options: RenderOptions) -> int:

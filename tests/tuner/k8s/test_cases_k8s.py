@@ -45,13 +45,13 @@ def pod(role: str, phase: str = "Pending", **status: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_setting: Any) -> Iterator[tuple[Path, list[Any]]]:
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[Any]]]:
     """A job file whose study, named one, spent 10 of its 40 device-hours; and the sessions that were run on."""
     monkeypatch.setenv("LEDGERTUNE_STUDIES", str(tmp_path))
     job_file = tmp_path / "job.toml"
     job_file.write_text(text())
     folder = StudyFolder(tmp_path / "one")
-    plan = replace(make_plan(cpu_setting), job=parse_job(text(), name="job.toml"))
+    plan = replace(make_plan(), job=parse_job(text(), name="job.toml"))
     write_study(folder, plan)
     with_journal(
         folder, [("session", {"study": "one", "budget_device_s": 144_000.0}), ("probe", {"device_s": 36_000.0})]

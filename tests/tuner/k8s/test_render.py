@@ -55,10 +55,10 @@ def rendered(body: str, services: bool = False, **options: Any) -> list[dict[str
 def test_whatever_is_rendered_keeps_schemas_and_policies(
     ranks: int, nodes: int, gpu: str, parts: set[str], extra: int
 ) -> None:
-    manifests = rendered(
-        text(ranks, nodes, gpu), services=True, components=tuple(sorted(parts)), gpu_workers=nodes + extra,
-        node_selector={"pool": "a"}, env_secret="hf", namespace="team-a",
-    )  # fmt: skip
+    options: dict[str, Any] = {"components": tuple(sorted(parts)), "gpu_workers": nodes + extra}
+    options |= {"node_selector": {"pool": "a"}, "env_secret": "hf", "namespace": "team-a"}
+    body = text(ranks, nodes, gpu)
+    manifests = [*rendered(body, services=True, **options), *rendered(body, **options)]
     for manifest in manifests:
         assert (manifest["kind"], wrong_by_schema(manifest), wrong_by_policy(manifest)) == (manifest["kind"], [], [])
         assert manifest["metadata"].get("namespace", manifest["metadata"]["name"]) == "team-a"

@@ -25,7 +25,11 @@ def unschedulable(message: str) -> dict[str, Any]:
     [
         (unschedulable("0/5 nodes are available: 5 Insufficient nvidia.com/gpu."), "no_gpus", "waiting for GPUs: 0/5"),
         (unschedulable("0/5 nodes are available: 5 Insufficient memory."), "unschedulable", "Insufficient memory"),
-        (unschedulable('persistentvolumeclaim "ledgertune-studies" not found'), "volume", "k8s/base/services has it"),
+        (
+            unschedulable('persistentvolumeclaim "ledgertune-studies" not found'),
+            "volume",
+            "k8s/base/services` makes it",
+        ),
         (
             pod(
                 "worker",
