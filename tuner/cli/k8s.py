@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
             action.add_argument(
                 "--services",
                 action="store_true",
-                help="print what studies share instead: accounts, network rules, storage, MLflow",
+                help="what studies share instead: accounts, network rules, storage, MLflow",
             )
         else:
             action.add_argument("--again", action="store_true", help="go on with a study whose last run has ended")

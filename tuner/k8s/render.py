@@ -14,6 +14,8 @@ from typing import Any
 
 from search_space.errors import UserError
 from search_space.job import Job
+from trial_runner.devices import shared_memory_gib
+from trial_runner.devices import SHM_PER_RANK_GIB
 from tuner.k8s.kustomize import add_component
 from tuner.k8s.kustomize import build
 from tuner.k8s.kustomize import COMPONENTS
@@ -35,10 +37,6 @@ OURS = "registry.example.com/ledgertune"
 
 CPU_PER_DEVICE, MEMORY_PER_DEVICE_GIB = 8, 64
 """A GPU worker's cores and memory for each GPU, unless stated: what nodes with 8 GPUs at least have."""
-
-OBJECT_STORE_GIB, SHM_PER_RANK_GIB = 1, 2
-"""Shared memory of a worker: Ray's object store, which trials hardly use, and for each rank NCCL's buffers for its
-peers on the node and the data loader's batches."""
 
 SLACK_S = 3600
 """Added to a study's deadline for planning, image pulls between trials and the commit, seconds."""
@@ -170,17 +168,13 @@ def _check(job: Job, options: RenderOptions) -> int:
     unknown = [name for name in options.components if name not in COMPONENTS]
     if unknown:
         raise UserError(f"--with {unknown[0]!r}: known are {', '.join(COMPONENTS)}")
-    shared = _shared_gib(cluster.gpus_per_node)
+    shared = shared_memory_gib(cluster.gpus_per_node)
     if options.worker_memory_gib is not None and options.worker_memory_gib <= shared:
         raise UserError(
             f"--worker-memory {options.worker_memory_gib}: {shared} GiB of it are shared memory (Ray's object store "
             f"and {SHM_PER_RANK_GIB} GiB for each of {cluster.gpus_per_node} ranks); give more"
         )
     return cluster.nodes * cluster.gpus_per_node
-
-
-def _shared_gib(ranks: int) -> int:
-    return OBJECT_STORE_GIB + SHM_PER_RANK_GIB * ranks
 
 
 def _with_image(manifest: Manifest, image: str) -> Manifest:
@@ -253,7 +247,7 @@ def _size_workers(worker: Manifest, job: Job, options: RenderOptions, on_cpu: bo
     worker["replicas"] = worker["minReplicas"] = worker["maxReplicas"] = count
     pod = worker["template"]["spec"]
     container = pod["containers"][0]
-    shared = _shared_gib(ranks)
+    shared = shared_memory_gib(ranks)
     cpu = options.worker_cpu or (ranks if on_cpu else CPU_PER_DEVICE * ranks)
     memory = options.worker_memory_gib or (shared + 4 * ranks if on_cpu else MEMORY_PER_DEVICE_GIB * ranks)
     sizes = {"cpu": str(cpu), "memory": f"{memory}Gi"}

@@ -20,6 +20,7 @@ from tests.tuner.k8s.test_render import text
 from tests.tuner.pretend import make_plan
 from trial_runner.transport import degraded
 from tuner.cli import again
+from tuner.cli import doctor
 from tuner.cli import main
 from tuner.cli import start
 from tuner.k8s.kustomize import build
@@ -176,6 +177,17 @@ def test_K8S_07_shared_memory_has_a_stated_size_that_the_limit_holds() -> None:
         assert int(shm["sizeLimit"].removesuffix("Gi")) < int(resources["limits"]["memory"].removesuffix("Gi"))
     for group in [body["spec"]["rayClusterSpec"][key] for key in ("headGroupSpec",)]:
         assert int(group["rayStartParams"]["object-store-memory"]) < 4 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "num_gpus", "ok", "fatal"),
+    [(0.0625, 8, False, True), (4, 8, False, False), (32, 8, True, False), (0.5, 0, True, False)],
+)
+def test_K8S_07_the_preflight_asks_for_what_the_manifest_gives(
+    free_gib: float, num_gpus: int, ok: bool, fatal: bool
+) -> None:
+    check = doctor._shared_memory(free_gib, num_gpus)
+    assert (check.ok, check.fatal) == (ok, fatal)
 
 
 def test_K8S_08_rdma_asks_for_its_resource_and_pinned_memory_only() -> None:

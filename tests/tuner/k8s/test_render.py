@@ -18,10 +18,10 @@ from search_space.job import Job
 from search_space.job_file import parse_job
 from tests.tuner.k8s.rules import wrong_by_policy
 from tests.tuner.k8s.rules import wrong_by_schema
+from trial_runner.devices import SHM_PER_RANK_GIB
 from tuner.cli import main
 from tuner.k8s.render import render
 from tuner.k8s.render import RenderOptions
-from tuner.k8s.render import SHM_PER_RANK_GIB
 from tuner.k8s.render import study_name
 
 
@@ -44,7 +44,7 @@ def rendered(body: str, services: bool = False, **options: Any) -> list[dict[str
     return render(job_of(body), body, RenderOptions(**{"image": IMAGE, **options}), services)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     ranks=st.integers(1, 16),
     nodes=st.integers(1, 64),
