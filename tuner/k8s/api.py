@@ -143,12 +143,20 @@ class Api:
             container: its name.
             follow: go on until the container ends.
             tail: last lines only (count); None: all.
+
+        Raises:
+            UserError: the log is gone, or the connection broke.
         """
+        import urllib3
+
         options: dict[str, Any] = {"container": container, "follow": follow, "_preload_content": False}
         if tail is not None:
             options["tail_lines"] = tail
         read = self._core.read_namespaced_pod_log
-        answer = self._guarded(read, pod, self.namespace, _request_timeout=(5, None), **options)
+        try:
+            answer = self._guarded(read, pod, self.namespace, _request_timeout=(5, None), **options)
+        except (NotThere, Lost) as error:
+            raise UserError(f"the log of pod {pod} cannot be read: {error}") from None
         try:
             rest = b""
             for chunk in answer.stream(amt=None, decode_content=True):
@@ -156,6 +164,10 @@ class Api:
                 yield from (line.decode(errors="replace") for line in lines)
             if rest:
                 yield rest.decode(errors="replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise UserError(
+                f"the connection to the log of pod {pod} broke ({_first_line(error)}); the study goes on, ask again"
+            ) from None
         finally:
             answer.release_conn()
 

@@ -210,6 +210,9 @@ def test_logs_come_from_the_submitter_and_say_why_there_are_none(fake: Fake, job
     assert main(["k8s", "logs", "one"]) == 0
     assert capsys.readouterr().out == '{"event": "planning"}\nlast é\n'
     assert ("GET", "/api/v1/namespaces/ledgertune/pods/one-x/log") in fake.requests
+    fake.faults.append(("GET", "/log", 503, "the kubelet is away"))
+    assert main(["k8s", "logs", "one"]) == 2
+    assert "the log of pod one-x cannot be read: 503 the kubelet is away" in capsys.readouterr().err
 
 
 def test_an_unknown_study_has_a_status(fake: Fake, capsys: Any) -> None:
