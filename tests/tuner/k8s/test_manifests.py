@@ -83,7 +83,7 @@ def test_network_policies_close_ray_mlflow_and_the_database(name: str) -> None:
     ray, mlflow, postgres = found["ray"], found["mlflow"], found["postgres"]
     assert open_ports(manifests, ray, ray) is None
     assert open_ports(manifests, ray, {PART: "ledgertune", COMPONENT: "submitter"}) == [8265]
-    assert open_ports(manifests, ray, {"app.kubernetes.io/name": "kuberay-operator"}) == [8265]
+    assert open_ports(manifests, ray, {COMPONENT: "kuberay-operator"}) == [8265]
     assert open_ports(manifests, ray, mlflow) == []
     assert open_ports(manifests, mlflow, ray) == [5000]
     assert open_ports(manifests, postgres, mlflow) == [5432]
