@@ -111,6 +111,9 @@ class ClusterSection(Section):
     nodes: int = Field(default=1, ge=1, le=100_000)
     """nodes (count)"""
 
+    wait_s: float = Field(default=120, ge=0)
+    """longest wait for a running Ray cluster's nodes, and for a trial's devices (seconds); waiting costs no budget"""
+
     hbm_gib: float | None = Field(default=None, gt=0)
     """usable memory of one device (GiB); overrides the table"""
 

@@ -26,6 +26,16 @@ print(best)
 """
 
 
+OBJECT_STORE_GIB, SHM_PER_RANK_GIB = 1, 2
+"""Shared memory that a node's trials may need: Ray's object store, which they hardly use, and for each rank NCCL's
+buffers for its peers on the node and the data loader's batches."""
+
+
+def shared_memory_gib(ranks: int) -> int:
+    """What /dev/shm should hold for so many ranks on a node, GiB."""
+    return OBJECT_STORE_GIB + SHM_PER_RANK_GIB * ranks
+
+
 def num_gpus() -> int:
     """GPUs that a process on this machine may use, without importing torch into this one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -15,7 +15,6 @@ import warnings
 import numpy as np
 import optuna
 import pytest
-from tuner.study.opening import lease
 
 from search_space.candidate import Candidate
 from search_space.enumerate import enumerate_pool
@@ -31,6 +30,7 @@ from tests.tuner.pretend import with_pool
 from tuner.cli import main
 from tuner.records.layout import network_mount
 from tuner.records.layout import StudyFolder
+from tuner.records.lease import lease
 from tuner.study import asking
 from tuner.study.asking import Asker
 from tuner.study.deciding import EXHAUSTED

@@ -85,6 +85,8 @@ def _devices() -> list[Check]:
 def _machine() -> list[Check]:
     import psutil
 
+    from trial_runner import devices
+
     git = shutil.which("git")
     compiler = shutil.which("g++")
     free = shutil.disk_usage(Path.cwd()).free / 2**30
@@ -94,7 +96,20 @@ def _machine() -> list[Check]:
         Check("git", git is not None, git or "not found", "the winner's commit needs it"),
         Check("g++", compiler is not None, compiler or "not found", "torch.compile on a CPU needs it", fatal=False),
         Check("free disk", free > 2, f"{free:.1f} GiB", "a study keeps traces and logs; free some space"),
-        Check("shared memory", shm > 0.2, f"{shm:.1f} GiB in /dev/shm", "Ray needs some; raise --shm-size"),
+        _shared_memory(shm, devices.num_gpus()),
         Check("free memory", memory > 4, f"{memory:.1f} GiB", "two CPU ranks take about 2.5 GiB", fatal=False),
         Check("working folder", os.access(Path.cwd(), os.W_OK), str(Path.cwd()), "studies are written here"),
     ]
+
+
+def _shared_memory(free_gib: float, num_gpus: int) -> Check:
+    """Whether /dev/shm holds what a node's ranks may need; without enough for Ray itself nothing runs."""
+    from trial_runner.devices import shared_memory_gib
+
+    least = 0.2
+    needed = shared_memory_gib(num_gpus) if num_gpus else least
+    advice = (
+        f"Ray and NCCL between {num_gpus} ranks may need {needed:g} GiB; raise --shm-size, or the size of the pod's "
+        "memory volume"
+    )
+    return Check("shared memory", free_gib > needed, f"{free_gib:.1f} GiB in /dev/shm", advice, fatal=free_gib <= least)

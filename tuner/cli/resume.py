@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     from tuner.budget import parse_budget
     from tuner.cli.running import run_session
     from tuner.records.layout import find_folder
+    from tuner.records.lease import lease
     from tuner.records.summary import summarise
-    from tuner.study.opening import lease
     from tuner.study.opening import reopen
 
     folder = find_folder(args.study)

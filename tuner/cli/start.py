@@ -32,6 +32,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="STUDY",
         help="earlier studies on the same devices and versions, to start from what they calibrated",
     )
+    parser.add_argument(
+        "--or-resume",
+        action="store_true",
+        help="go on with --study if it began already, by the budget it has left: for schedulers that start a job again",
+    )
     add_run_options(parser)
     parser.set_defaults(run=run)
 
@@ -82,13 +87,16 @@ def run(args: argparse.Namespace) -> int:
         UserError: bad budget, bad job, unreadable model, or no fitting cluster.
     """
     from tuner.budget import parse_budget
+    from tuner.cli.again import go_on
     from tuner.cli.running import run_session
     from tuner.cluster.slurm import allocation
     from tuner.evidence.commit import check_commit_target
     from tuner.records.layout import find_folder
+    from tuner.records.layout import named_folder
     from tuner.records.layout import new_folder
+    from tuner.records.lease import forget
+    from tuner.records.lease import lease
     from tuner.study.opening import create
-    from tuner.study.opening import lease
 
     job = load_job(args.job) if args.job else embedded_job()
     if args.budget is not None:
@@ -106,15 +114,20 @@ def run(args: argparse.Namespace) -> int:
         job = job.model_copy(update={"measure": job.measure.model_copy(update={"rehearse": True})})
     model = job.model.torchtitan or job.model.name or "model"
     sources = [find_folder(name) for name in args.sources]
-    folder = new_folder(args.study, model.split(":")[-1])
+    if args.or_resume and args.study is None:
+        raise UserError("--or-resume needs --study NAME, to know which one to go on with")
+    folder = named_folder(args.study) if args.or_resume else new_folder(args.study, model.split(":")[-1])
     check_commit_target(job.records.commit_to)
     try:
         with lease(folder):
+            # Only the holder of the lease may ask: a process that waited for it finds what the last holder left.
+            if folder.facts.exists():
+                return go_on(folder, job, budget, args)
             return run_session(folder, lambda: create(folder, job, sources), job, budget, args)
     finally:
         if not folder.facts.exists():
             # Nothing came of it: a request that could not be served leaves no empty study behind.
-            folder.lock.unlink(missing_ok=True)
+            forget(folder)
             folder.transfer.unlink(missing_ok=True)
             folder.job.unlink(missing_ok=True)
             with contextlib.suppress(OSError):

@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from search_space.errors import UserError
     from tuner.records.journal import read_journal
     from tuner.records.layout import find_folder
+    from tuner.records.lease import is_held
     from tuner.records.mlflow_sink import local_uri
-    from tuner.records.summary import is_held
 
     folder = find_folder(args.study)
     ids_path = folder.root / "mlflow.json"

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.evidence.holding import CANNOT_TELL
     from tuner.evidence.holding import EXIT_CODES
     from tuner.records.layout import new_folder
-    from tuner.study.opening import lease
+    from tuner.records.lease import lease
     from tuner.study.run import RunOptions
     from tuner.study.verify import default_budget
     from tuner.study.verify import verification_plan

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 import socket
 import tempfile
+import time
 from typing import Any
 
 from search_space.errors import UserError
@@ -34,6 +35,20 @@ class RayNode:
 
     devices: int
     """Devices it has in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a job waits for in a running cluster."""
+
+    nodes: int
+    """Nodes (count)."""
+
+    devices: int
+    """Devices on each (count)."""
+
+    wait_s: float
+    """Longest wait, seconds."""
 
 
 class ClusterSession:
@@ -82,9 +97,37 @@ class ClusterSession:
                 found.append(RayNode(node_id=node["NodeID"], address=node["NodeManagerAddress"], devices=devices))
         return found
 
+    def await_nodes(self, needs: Needs) -> None:
+        """Wait until enough nodes have joined; nothing is charged meanwhile.
+
+        Raises:
+            UserError: they did not come in time.
+        """
+        until = time.monotonic() + needs.wait_s
+        while True:
+            nodes = self.nodes()
+            able = [node for node in nodes if node.devices >= needs.devices]
+            if len(able) >= needs.nodes:
+                return
+            if time.monotonic() >= until:
+                have = ", ".join(f"{node.address}: {node.devices}" for node in nodes) or "none"
+                raise UserError(
+                    f"the job needs {needs.nodes} node(s) with {needs.devices} devices ({self.resource}) each; after "
+                    f"{needs.wait_s:g} s Ray has {len(able)} (found: {have}). Nothing was spent. See why the nodes do "
+                    "not join (`ray status`; on Kubernetes `tune k8s status`), wait longer by cluster.wait_s, or set "
+                    "cluster.nodes and cluster.gpus_per_node to what there is"
+                )
+            time.sleep(min(0.5, max(0.0, until - time.monotonic())))
+
 
 @contextlib.contextmanager
-def join(device: str, slots: int, address: str | None = None, folder: Path | None = None) -> Iterator[ClusterSession]:
+def join(
+    device: str,
+    slots: int,
+    address: str | None = None,
+    folder: Path | None = None,
+    needs: Needs | None = None,
+) -> Iterator[ClusterSession]:
     """Start a local Ray, or join the one at ``address``; leave it at the end.
 
     Inside a Slurm allocation of several nodes, and without an address, Ray is started over them.
@@ -95,9 +138,10 @@ def join(device: str, slots: int, address: str | None = None, folder: Path | Non
         address: address of a running cluster, ``auto`` for the one on this machine.
         folder: working folder of the driver while it is joined. Ray puts the driver's working folder on its
             workers' import path, and a user's repository may hold packages of the same names as ours.
+        needs: nodes to wait for in a running cluster; None: whatever is there.
 
     Raises:
-        UserError: the cluster does not answer, or has no devices.
+        UserError: the cluster does not answer, has no devices, or its nodes did not come.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -121,6 +165,9 @@ def join(device: str, slots: int, address: str | None = None, folder: Path | Non
             resource = _resource(ray, device)
             url = getattr(context, "dashboard_url", None)
             session = ClusterSession(resource, f"http://{url}" if url else None, address is None)
+            if address is not None and needs is not None:
+                session.await_nodes(needs)
+                session.resource = _resource(ray, device)
             if not session.nodes():
                 raise UserError(
                     f"the Ray cluster at {address or 'this machine'} has no {resource!r} devices; "

@@ -110,6 +110,11 @@ class StudyFolder:
         return self.root / "study.lock"
 
     @property
+    def leases(self) -> Path:
+        """``lease``: who runs the study, for processes on other machines."""
+        return self.root / "lease"
+
+    @property
     def repository(self) -> Path:
         """``repository``: where the winner is committed unless the user names a repository."""
         return self.root / "repository"
@@ -134,13 +139,18 @@ def new_folder(name: str | None, model: str) -> StudyFolder:
             count += 1
             root = studies_root() / f"{stem}-{stamp}-{count}"
     else:
-        root = Path(name) if os.sep in name or name.startswith(".") else studies_root() / name
+        root = named_folder(name).root
     folder = StudyFolder(root)
     if folder.facts.exists():
         raise UserError(
             f"study {root} already exists; go on with it by `tune resume {name}`, or choose another --study"
         )
     return folder
+
+
+def named_folder(name: str) -> StudyFolder:
+    """The folder that a name or path means, whether or not there is a study in it."""
+    return StudyFolder(Path(name) if os.sep in name or name.startswith(".") else studies_root() / name)
 
 
 def find_folder(name: str | None) -> StudyFolder:

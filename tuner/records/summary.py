@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-import fcntl
 import json
 from typing import Any
 
 from tuner.records.journal import read_journal
 from tuner.records.layout import StudyFolder
+from tuner.records.lease import is_held
 
 
 MEASURED = (
@@ -118,18 +118,6 @@ def summarise(folder: StudyFolder, events: Sequence[dict[str, Any]] | None = Non
     if summary.state == "running" and not is_held(folder):
         summary.state = "interrupted"
     return summary
-
-
-def is_held(folder: StudyFolder) -> bool:
-    """Whether a live process holds the study."""
-    if not folder.lock.exists():
-        return False
-    with folder.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        return False
 
 
 def _apply(summary: Summary, event: dict[str, Any]) -> None:

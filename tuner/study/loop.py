@@ -272,7 +272,7 @@ class Loop:
             self._finish(number, Failure(kind="start_failed", rank=None, text=f"{type(error).__name__}: {error}"))
             return number
         if not placed:
-            text = "interrupted while waiting for devices" if state.stop_asked else "no devices became free in time"
+            text = "interrupted while waiting for devices" if state.stop_asked else self._no_devices()
             kind = "interrupted" if state.stop_asked else "no_devices"
             # A node may have died with the request on it; the candidate is asked for again on those that are left.
             self._unplaced += not state.stop_asked
@@ -294,6 +294,15 @@ class Loop:
             move=run.move,
         )
         return number
+
+    def _no_devices(self) -> str:
+        """What to say of a gang whose devices never came."""
+        shape = self.shape
+        return (
+            f"no {shape.nodes} node(s) with {shape.held_per_node} free devices within "
+            f"{self.state.plan.job.cluster.wait_s:g} s; the wait is not charged. `ray status` shows who holds them; "
+            "then `tune resume`, or wait longer by cluster.wait_s"
+        )
 
     def _waiting(self, number: int) -> Callable[[], bool]:
         """What a trial that waits for devices calls: looks after the others, says whether to give up."""

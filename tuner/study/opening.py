@@ -1,13 +1,9 @@
-"""Opening a study: its lease, its fixed facts, a new plan or the old one again."""
+"""Opening a study: its fixed facts, a new plan or the old one again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +17,6 @@ from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
 from tuner.study.transfer import read_source
 from tuner.study.transfer import write_transfer
-
-
-@contextlib.contextmanager
-def lease(folder: StudyFolder) -> Iterator[None]:
-    """Hold the study for this process.
-
-    Raises:
-        UserError: another process holds it.
-    """
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"study folder {folder.root} cannot be made: {error.strerror}") from None
-    with folder.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
-            holder = lock.read().strip() or "unknown"
-            raise UserError(
-                f"study {folder.name} is running already (process {holder}); `tune status` shows it"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
 
 
 def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -> StudyPlan:

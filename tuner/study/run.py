@@ -17,6 +17,7 @@ from search_space.errors import UserError
 from trial_runner import devices
 from tuner.budget import Meter
 from tuner.cluster.session import join
+from tuner.cluster.session import Needs
 from tuner.evidence.commit import check_commit_target
 from tuner.evidence.commit import commit_claim
 from tuner.probing.start import probe_at_start
@@ -113,7 +114,9 @@ def run_study(
                 state, f"no candidate is feasible{hint}", near_misses=near_misses(state), shortage=short
             )
         with (
-            join(plan.device, local_slots(plan, options.share_nodes), options.address, folder.root) as session,
+            join(
+                plan.device, local_slots(plan, options.share_nodes), options.address, folder.root, needs(plan)
+            ) as session,
             interruptible(state),
         ):
             state.emit("ray", dashboard=session.dashboard_url, local=session.local)
@@ -130,6 +133,12 @@ def run_study(
         return _conclude(state, options, reason)
     finally:
         journal.close()
+
+
+def needs(plan: StudyPlan) -> Needs:
+    """Nodes that a study waits for in a running cluster."""
+    setting = plan.setting
+    return Needs(nodes=setting.nodes, devices=setting.devices_per_node, wait_s=plan.job.cluster.wait_s)
 
 
 def local_slots(plan: StudyPlan, share_nodes: bool) -> int:

@@ -55,9 +55,6 @@ from tuner.study.plan import StudyPlan
 from tuner.study.plan import versions
 
 
-PLACEMENT_TIMEOUT_S = 120.0
-"""Longest wait for devices before the trial is given up, seconds; waiting is not charged."""
-
 LOOK_S = 1.0
 """Between looks at a running trial's steps, seconds."""
 
@@ -124,7 +121,7 @@ class TrialRun:
         spec = self._write_order(shape)
         self._gang = PlacedGang(session, shape, spec, self.name)
         self.allowance_s, self.first_step_s = allowance_s, first_step_s
-        if not self._gang.wait_placed(PLACEMENT_TIMEOUT_S, interrupted):
+        if not self._gang.wait_placed(self.plan.job.cluster.wait_s, interrupted):
             return False
         self._placed_unix = time.time()
         self._gang.start(max(1.0, allowance_s - KILL_GRACE_S))
