@@ -9,11 +9,14 @@ from typing import Literal
 from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import field_serializer
 from pydantic import field_validator
 from pydantic import model_validator
 
 from search_space.knobs import BY_NAME
 from search_space.knobs import knob_value
+from search_space.redact import is_secret_name
+from search_space.redact import without_password
 
 
 class Section(BaseModel):
@@ -275,13 +278,26 @@ class RecordsSection(Section):
     """Where records go."""
 
     mlflow_uri: str | None = None
-    """MLflow tracking server; absent: a local store in the study folder"""
+    """MLflow tracking server; absent: a local store in the study folder; user and password belong into
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"""
 
     experiment: str = "ledgertune"
     """MLflow experiment"""
 
+    upload_cap_mib: float = Field(default=200.0, ge=0)
+    """largest file that is uploaded to MLflow (MiB); larger ones stay in the study folder, with a note in the run"""
+
+    storage: str | None = None
+    """database of Optuna's records for shared use, postgresql://user@host/name (password: PGPASSWORD, ~/.pgpass, or the
+    whole address in LEDGERTUNE_STORAGE); absent: a SQLite file in the study folder"""
+
     commit_to: str | None = None
     """repository that receives the winner's branch; absent: one inside the study folder"""
+
+    @field_serializer("mlflow_uri", "storage")
+    def _without_password(self, value: str | None) -> str | None:
+        """What is written of a job, job.json above all, holds no password."""
+        return without_password(value) if value is not None else None
 
 
 class Job(Section):
@@ -336,6 +352,18 @@ class Job(Section):
                         "makes reserved memory grow from step to step; keep one of the two"
                     )
         return self
+
+    @field_validator("env")
+    @classmethod
+    def _env_holds_no_secrets(cls, env: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """Variables of a job are written into records; the environment of `tune` reaches the ranks and is not."""
+        secret = [f"env.{name}.{key}" for name, values in env.items() for key in values if is_secret_name(key)]
+        if secret:
+            raise ValueError(
+                f"{', '.join(secret)}: a job is written into records, so it holds no secrets; "
+                "set the variable where `tune` (or Ray's nodes) starts, the ranks inherit it"
+            )
+        return env
 
     @model_validator(mode="after")
     def _env_lists_exist(self) -> Job:

@@ -15,7 +15,6 @@ import warnings
 import numpy as np
 import optuna
 import pytest
-from tuner.study.opening import lease
 
 from search_space.candidate import Candidate
 from search_space.enumerate import enumerate_pool
@@ -35,6 +34,7 @@ from tuner.study import asking
 from tuner.study.asking import Asker
 from tuner.study.deciding import EXHAUSTED
 from tuner.study.lessons import Lessons
+from tuner.study.opening import lease
 
 
 QUIET = {"compile": (False,), "reshard_after_forward": ("default",)}

@@ -36,6 +36,7 @@ VERBS = {
     "verify": "measure a committed configuration again: does its claim hold?",
     "serve": "the report page, live while the study runs",
     "ui": "open the MLflow pages of a study",
+    "sync": "send a study's waiting records to MLflow",
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
 }

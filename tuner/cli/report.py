@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.records.config_diff import config_diff
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
+    from tuner.records.tracking.report import tracking_lines
 
     folder = find_folder(args.study)
     summary = summarise(folder)
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     console = make_console()
     print_summary(console, summary, folder)
+    for line in tracking_lines(folder):
+        console.print(line, markup=False)
     for line in move_lines(summary.trials):
         console.print(line, markup=False)
     if winner is None:

@@ -126,6 +126,10 @@ def run_study(
         if state.stop_asked:
             return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
         return _conclude(state, options, reason)
+    except Exception as error:
+        # A run that ends by an error must not look finished, or still running, to anybody who reads the records.
+        state.emit("session_failed", **{"class": type(error).__name__, "text": str(error)[:1000]})
+        raise
     finally:
         journal.close()
 
