@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-services test-slow test-validity faults lint clean
+.PHONY: setup start test test-services test-slow test-validity faults lint audit clean
 
 setup: $(STAMP)
 
@@ -41,5 +41,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Known faults of the locked dependencies; asks the registry's vulnerability service.
+audit:
+	PYTHON=$(PYTHON) .ci/audit
+
 clean:
-	rm -rf $(VENV) studies build dist *.egg-info
+	rm -rf $(VENV) .venv-audit studies build dist *.egg-info

@@ -19,6 +19,9 @@ from search_space.redact import is_secret_name
 from search_space.redact import without_password
 
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
 class Section(BaseModel):
     """Base of all job sections: unknown keys are refused, values do not change after reading."""
 
@@ -84,6 +87,13 @@ class ModelSection(Section):
 
     dense_layers: int = Field(default=0, ge=0)
     """leading dense layers of a mixture-of-experts model (count)"""
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str | None) -> str | None:
+        if name is not None and not name.isprintable():
+            raise ValueError("a name stands in files and on screens: printable characters only")
+        return name
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -357,6 +367,9 @@ class Job(Section):
     @classmethod
     def _env_holds_no_secrets(cls, env: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
         """Variables of a job are written into records; the environment of `tune` reaches the ranks and is not."""
+        odd = [f"env.{name}.{key}" for name, values in env.items() for key in values if not _VARIABLE.fullmatch(key)]
+        if odd:
+            raise ValueError(f"{', '.join(map(repr, odd))}: a variable's name is letters, digits and underscores")
         secret = [f"env.{name}.{key}" for name, values in env.items() for key in values if is_secret_name(key)]
         if secret:
             raise ValueError(

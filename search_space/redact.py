@@ -33,7 +33,7 @@ _RULES = (
     # name=value, name: value, --name value; a quoted value up to its quote.
     (
         re.compile(
-            rf"((?:--?|\b)(?:[A-Za-z0-9]+[_-])*{WORDS}(?:[_-][A-Za-z0-9]+)*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&\"']+)",
+            rf"((?:--?|\b)(?:[A-Za-z0-9]+[_-])*{WORDS}(?:[_-][A-Za-z0-9]+)*[\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&\"']+|\S+)",
             re.IGNORECASE,
         ),
         rf"\1{HIDDEN}",
@@ -117,8 +117,10 @@ def redact_argv(argv: list[str]) -> list[str]:
     secrets = known_secrets()
     shown, hide = [], False
     for argument in argv:
-        shown.append(HIDDEN if hide else redact(argument, secrets))
-        hide = argument.startswith("-") and "=" not in argument and is_secret_name(argument.lstrip("-"))
+        name, equals, value = argument.partition("=")
+        secret = argument.startswith("-") and is_secret_name(name.lstrip("-"))
+        shown.append(HIDDEN if hide else f"{name}={HIDDEN}" if secret and value else redact(argument, secrets))
+        hide = secret and not equals
     return shown
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+import urllib.error
 import urllib.request
 
 
@@ -60,9 +61,14 @@ class Server:
             time.sleep(0.2)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return bool(urllib.request.urlopen(f"{self.uri}/health", timeout=2).status == 200)
-        return False
+        try:
+            urllib.request.urlopen(f"{self.uri}/health", timeout=5)
+        except urllib.error.HTTPError as error:
+            # A server with users asks everybody who they are.
+            return error.code == 401
+        except OSError:
+            return False
+        return True
 
     def kill(self) -> None:
         """kill -9, workers included."""
@@ -78,8 +84,8 @@ def serving(folder: Path, password: str | None = None) -> Iterator[Server]:
     """A running server."""
     folder.mkdir(parents=True, exist_ok=True)
     server = Server(folder, password)
-    server.start()
     try:
+        server.start()
         yield server
     finally:
         server.kill()

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     diff: list[str] = []
     if winner is not None and baseline is not None:
         changed = Candidate.from_json(winner["candidate"]).changed(Candidate.from_json(baseline["candidate"]))
-        diff = config_diff(Path(baseline["folder"]), Path(winner["folder"]))
+        diff = config_diff(folder.trial(baseline["number"]), folder.trial(winner["number"]))
     if args.json:
         print(json.dumps({**summary.to_json(), "changed_knobs": changed, "config_diff": diff}))
         return 0

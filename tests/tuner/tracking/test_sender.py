@@ -82,7 +82,7 @@ def test_any_failure_loses_and_doubles_nothing(script: list[str], with_crash: bo
         trials = server.of_trials()
         assert sorted(trials) == [0, 1, 2]
         assert server.of_study()["status"] == ("KILLED" if with_crash else "FINISHED")
-        assert all(len(held["points"]) == 10 + 7 for held in trials.values())
+        assert all(len(held["points"]) == 10 + 10 for held in trials.values())
         assert all(held["status"] != "RUNNING" for held in server.runs.values())
 
 

@@ -205,7 +205,8 @@ class Sender:
         self._save()
         refused = server.log_params(run, facts.params)
         server.log_points(run, facts.points)
-        folder = Path(record["folder"]) if record.get("folder") else self._folder.trial(int(number))
+        # Not where the record says: a journal is data, and may name any folder of this machine.
+        folder = self._folder.trial(int(number))
         points = step_points(folder, record)
         for first in range(state.points.get(number, 0), len(points), BATCH):
             server.log_points(run, points[first : first + BATCH])
