@@ -21,7 +21,7 @@ start: setup
 test: setup
 	$(BIN)/python -m pytest -m "not slow and not gpu and not faults and not services"
 
-# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another).
+# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another) and postgresql.
 test-services: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-services.lock
 	$(BIN)/python -m pytest -m services tests/services

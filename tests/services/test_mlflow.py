@@ -133,7 +133,7 @@ def test_the_charts_and_the_comparison_open(opened: Opened, tmp_path: Path) -> N
         if os.environ.get("LEDGERTUNE_SCREENSHOTS"):
             page.screenshot(path=os.path.join(os.environ["LEDGERTUNE_SCREENSHOTS"], "mlflow-charts.png"))
         text = page.inner_text("body")
-        assert "Error loading shared view" not in text and "Study" in text, text[:2000]
+        assert "Error loading shared view" not in text and "predicted_step_time_s" in text, text[:2000]
         assert len(page.query_selector_all(".js-plotly-plot")) >= 4
         page.goto("about:blank")
         page.goto(urls["compare"])

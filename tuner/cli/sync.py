@@ -70,6 +70,7 @@ def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> tuple[Any, s
     from search_space.redact import without_password
     from tuner.records.summary import is_held
     from tuner.records.tracking.remote import what_kind
+    from tuner.records.tracking.report import waiting_in
     from tuner.records.tracking.tracker import describe_trouble
     from tuner.records.tracking.tracker import local_uri
     from tuner.records.tracking.tracker import send_now
@@ -83,10 +84,7 @@ def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> tuple[Any, s
     except (TimeoutError, BlockingIOError) as error:
         raise UserError(f"sync {folder.name}: {error}; `tune sync {folder.handle}` goes on where it stopped") from None
     except Exception as error:
-        from tuner.records.tracking.report import tracking_facts
-
-        facts = tracking_facts(folder)
-        waiting = facts["waiting_records"] + facts["waiting_files"] if facts else 0
+        waiting = waiting_in(folder)
         text = describe_trouble(address, what_kind(error), error, waiting, folder.handle)
         raise UserError(f"sync {folder.name}: {text}") from None
     return sender, without_password(address)

@@ -37,6 +37,7 @@ from tuner.study.loop import Listener
 from tuner.study.loop import Loop
 from tuner.study.loop import StudyState
 from tuner.study.plan import StudyPlan
+from tuner.study.storage import storage_address
 from tuner.study.transfer import read_transfer
 
 
@@ -176,7 +177,9 @@ def open_state(
     coefficients, carried, _ = read_transfer(folder, plan.setting)
     knowledge = Knowledge(plan.pool, plan.setting, costs, coefficients=coefficients, carried=carried)
     search = plan.job.search
-    asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
+    address = storage_address(plan.job.records.storage)
+    seed = plan.job.recipe.seed
+    asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, seed, address)
     meter = Meter(options.budget_device_s, before.spent_device_s)
     numbers = [trial["number"] for trial in before.trials] + list(before.running)
     lessons = Lessons(plan.pool, plan.setting)

@@ -76,8 +76,10 @@ class Remote:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # The sender tries again by itself; its thread must not sit in MLflow's own, much longer, retries.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        # Standard output belongs to the verb.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         from mlflow.tracking import MlflowClient
 
         for name in ("mlflow", "alembic"):

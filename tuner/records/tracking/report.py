@@ -29,6 +29,13 @@ def tracking_facts(folder: StudyFolder) -> dict[str, Any] | None:
     }
 
 
+def waiting_in(folder: StudyFolder) -> int:
+    """Records and files that no server has taken yet (count)."""
+    state = read_state(folder)
+    offset, files = (state.offset, len(state.uploads)) if state is not None else (0, 0)
+    return JournalReader(folder.journal).waiting(offset, SENT) + files
+
+
 def tracking_lines(folder: StudyFolder) -> list[str]:
     """The same as lines for a person; empty where there is nothing unusual."""
     facts = tracking_facts(folder)

@@ -24,6 +24,7 @@ from tuner.records.tracking.state import study_id
 from tuner.records.tracking.state import TrackingState
 from tuner.records.tracking.state import write_state
 from tuner.records.tracking.views import chart_view
+from tuner.records.tracking.views import view_key
 from tuner.records.tracking.views import VIEW_TAG
 
 
@@ -178,7 +179,7 @@ class Sender:
         for path in (self._folder.job, self._folder.rejected):
             if path.exists() and path.stat().st_size <= self._cap:
                 server.upload(state.parent, path)
-        server.set_view(state.experiment, VIEW_TAG, chart_view())
+        server.set_view(state.experiment, VIEW_TAG + view_key(state.study_id), chart_view(state.study_id))
         self._save()
 
     def _first_session(self) -> dict[str, Any]:

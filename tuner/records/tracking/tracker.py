@@ -29,6 +29,9 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 AUTH_PAUSE_S = 300.0
 """Wait after a server refused the user, seconds: trying a wrong password often locks accounts."""
 
+FOREGROUND_TRIES = 2
+"""Tries more of a server that does not answer, while somebody waits (count)."""
+
 CAP_MIB = 200.0
 """Largest file that is uploaded unless the job says otherwise, MiB."""
 
@@ -190,10 +193,19 @@ def send_now(folder: StudyFolder, uri: str, experiment: str, cap_mib: float, tim
         if address.startswith("sqlite:"):
             folder.mlflow.mkdir(parents=True, exist_ok=True)
         sender = Sender(folder, without_password(address), experiment, int(cap_mib * MIB))
-        until = time.monotonic() + timeout_s
-        while sender.step(live=False):
+        until, tries = time.monotonic() + timeout_s, 0
+        while True:
+            try:
+                if not sender.step(live=False):
+                    return sender
+                tries = 0
+            except Exception as error:
+                # A busy server answers late; one that is away is said soon.
+                if what_kind(error) != "down" or tries >= FOREGROUND_TRIES:
+                    raise
+                time.sleep(PAUSES_S[tries])
+                tries += 1
             if time.monotonic() > until:
                 raise TimeoutError(f"{sender.waiting} records still wait after {timeout_s:.0f} s")
-        return sender
     finally:
         lock.free()

@@ -12,11 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 
-VIEW_KEY = "ledgertune-2"
-"""Name of our view; its number changes with its charts."""
-
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
-"""Experiment tag that holds it."""
+VIEW_TAG = "mlflow.sharedViewState."
+"""Experiment tag that holds a view, before its key."""
 
 COMPARED = 100
 """Runs that a comparison names at most; browsers and servers take no endless address."""
@@ -25,8 +22,16 @@ KNOBS = ("tensor_parallel", "pipeline_parallel", "micro_batch", "activation_chec
 """Parameters in the parallel-coordinates chart."""
 
 
-def chart_view() -> str:
-    """The saved view: MFU against memory, predicted against measured, knobs against MFU, and what each trial took."""
+def view_key(study_id: str) -> str:
+    """Name of a study's view."""
+    return f"ledgertune-{study_id}"
+
+
+def chart_view(study_id: str) -> str:
+    """A study's saved view: MFU against memory, predicted against measured, knobs against MFU, what each trial took.
+
+    The study's filter is in the view: an address that holds both a filter and a view's key shows no view.
+    """
     section = {"uuid": "ledgertune", "name": "Study", "display": True, "isReordered": False}
     common = {
         "runsCountToCompare": COMPARED,
@@ -81,6 +86,7 @@ def chart_view() -> str:
     ]
     # The page throws a view away that says nothing of its columns; these are the fields that its own ones have.
     state = {
+        "searchFilter": f'tags."ledgertune.study_id" = "{study_id}" and tags."ledgertune.kind" = "trial"',
         "selectedColumns": [],
         "columnOrder": [],
         "columnWidths": {},
@@ -123,10 +129,8 @@ def page_urls(
     if experiment and parent:
         urls["trials"] = f"{base}/#/experiments/{experiment}/runs{mine}"
         urls["study"] = f"{base}/#/experiments/{experiment}/runs/{parent}"
-        urls["charts"] = (
-            f"{base}/#/experiments/{experiment}/runs{mine}{'&' if mine else '?'}"
-            f"compareRunsMode=CHART&viewStateShareKey={VIEW_KEY}"
-        )
+        runs_page = f"{base}/#/experiments/{experiment}/runs"
+        urls["charts"] = f"{runs_page}?compareRunsMode=CHART&viewStateShareKey={view_key(study_id)}"
     if experiment and trials:
         runs, experiments = quote(json.dumps(trials[-COMPARED:])), quote(json.dumps([experiment]))
         urls["compare"] = f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
