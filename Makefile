@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-services test-slow test-validity faults lint audit clean
+.PHONY: setup start test test-services test-slow test-validity faults lint audit docs clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ lint: setup
 # Known faults of the locked dependencies; asks the registry's vulnerability service.
 audit:
 	PYTHON=$(PYTHON) .ci/audit
+
+# The pages that are made from the code.
+docs: setup
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) .venv-audit studies build dist *.egg-info

@@ -288,8 +288,7 @@ class RecordsSection(Section):
     """Where records go."""
 
     mlflow_uri: str | None = None
-    """MLflow tracking server; absent: a local store in the study folder; user and password belong into
-    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"""
+    """MLflow tracking server, user and password in MLFLOW_TRACKING_USERNAME, _PASSWORD; absent: in the study folder"""
 
     experiment: str = "ledgertune"
     """MLflow experiment"""
@@ -298,8 +297,7 @@ class RecordsSection(Section):
     """largest file that is uploaded to MLflow (MiB); larger ones stay in the study folder, with a note in the run"""
 
     storage: str | None = None
-    """database of Optuna's records for shared use, postgresql://user@host/name (password: PGPASSWORD, ~/.pgpass, or the
-    whole address in LEDGERTUNE_STORAGE); absent: a SQLite file in the study folder"""
+    """shared database postgresql://user@host/name (password: PGPASSWORD or ~/.pgpass); absent: a file in the study"""
 
     commit_to: str | None = None
     """repository that receives the winner's branch; absent: one inside the study folder"""
