@@ -165,3 +165,12 @@ def test_a_wiped_server_is_told_everything_again(tmp_path: Path) -> None:
     write(folder, session(folder), {"event": "trial", **trial(3, folder)})
     drain(folder, server)
     assert sorted(server.of_trials()) == [0, 1, 2, 3] and server.of_study()
+
+
+def test_what_waits_is_shown_before_a_server_ever_answered(tmp_path: Path) -> None:
+    folder, server = new_study(tmp_path / "s"), FakeRemote()
+    whole_study(folder)
+    sender(folder, server)
+    facts = tracking_facts(folder)
+    assert facts is not None and facts["waiting_records"] == 6
+    assert any("6 records wait" in line for line in tracking_lines(folder))

@@ -71,6 +71,8 @@ class Sender:
         self._connect = remote or (lambda: Remote(uri, experiment, local))
         self._remote: Remote | None = None
         self._checked = False
+        # Who looks at the study sees what waits, also where the server never answered.
+        self._save()
 
     @property
     def waiting(self) -> int:

@@ -87,6 +87,9 @@ def chart_view(study_id: str) -> str:
     # The page throws a view away that says nothing of its columns; these are the fields that its own ones have.
     state = {
         "searchFilter": f'tags."ledgertune.study_id" = "{study_id}" and tags."ledgertune.kind" = "trial"',
+        # The best first; sorted by age, the page would fold the trials into their study, and chart none of them.
+        "orderByKey": "metrics.`mfu_pct`",
+        "orderByAsc": False,
         "selectedColumns": [],
         "columnOrder": [],
         "columnWidths": {},
