@@ -28,11 +28,10 @@ def run(args: argparse.Namespace) -> int:
     from tuner.records.tracking.views import page_urls
 
     folder = find_folder(args.study)
-    sender, uri = send_waiting(folder, args.mlflow_uri, args.timeout)
-    state = sender.state
+    state = send_waiting(folder, args.mlflow_uri, args.timeout).state
     urls = {}
-    if uri.startswith("http"):
-        urls = page_urls(uri, state.experiment, state.parent, list(state.trials.values()), state.study_id)
+    if state.uri.startswith("http"):
+        urls = page_urls(state.uri, state.experiment, state.parent, list(state.trials.values()), state.study_id)
     facts = {
         "study": folder.name,
         "server": state.uri,
@@ -54,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> tuple[Any, str]:
-    """Send what waits; returns the sender and the server's address, without a password.
+def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> Any:
+    """Send what waits; returns the :class:`~tuner.records.tracking.sender.Sender` that did.
 
     Args:
         folder: the study's folder.
@@ -67,7 +66,6 @@ def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> tuple[Any, s
     """
     from search_space.errors import UserError
     from search_space.job import Job
-    from search_space.redact import without_password
     from tuner.records.summary import is_held
     from tuner.records.tracking.remote import what_kind
     from tuner.records.tracking.report import waiting_in
@@ -80,11 +78,10 @@ def send_waiting(folder: Any, uri: str | None, timeout_s: float) -> tuple[Any, s
     records = Job.model_validate_json(folder.job.read_text()).records
     address = uri or records.mlflow_uri or local_uri(folder)
     try:
-        sender = send_now(folder, address, records.experiment, records.upload_cap_mib, timeout_s)
+        return send_now(folder, address, records.experiment, records.upload_cap_mib, timeout_s)
     except (TimeoutError, BlockingIOError) as error:
         raise UserError(f"sync {folder.name}: {error}; `tune sync {folder.handle}` goes on where it stopped") from None
     except Exception as error:
         waiting = waiting_in(folder)
         text = describe_trouble(address, what_kind(error), error, waiting, folder.handle)
         raise UserError(f"sync {folder.name}: {text}") from None
-    return sender, without_password(address)

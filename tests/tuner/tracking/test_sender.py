@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 import tempfile
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+import pytest
 
 from tests.tuner.tracking.fake import Down
 from tests.tuner.tracking.fake import FakeRemote
@@ -24,6 +26,7 @@ from tuner.records.tracking.report import tracking_facts
 from tuner.records.tracking.report import tracking_lines
 from tuner.records.tracking.runs import ID_TAG
 from tuner.records.tracking.sender import Sender
+from tuner.records.tracking.tracker import take_credentials
 
 
 def sender(folder: StudyFolder, server: FakeRemote, cap: int = 10**9) -> Sender:
@@ -174,3 +177,14 @@ def test_what_waits_is_shown_before_a_server_ever_answered(tmp_path: Path) -> No
     facts = tracking_facts(folder)
     assert facts is not None and facts["waiting_records"] == 6
     assert any("6 records wait" in line for line in tracking_lines(folder))
+
+
+def test_user_and_password_move_from_the_address_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert take_credentials("https://u:p%40ss@host:5000/x") == "https://host:5000/x"
+    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "u" and os.environ["MLFLOW_TRACKING_PASSWORD"] == "p@ss"
+    # What a job file keeps of the same address is the same server.
+    assert take_credentials("https://u@host:5000/x") == "https://host:5000/x"
+    assert take_credentials("sqlite:///x.db") == "sqlite:///x.db"

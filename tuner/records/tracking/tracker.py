@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from search_space.redact import password_of
 from search_space.redact import redact
@@ -42,14 +43,16 @@ def local_uri(folder: StudyFolder) -> str:
 
 
 def take_credentials(uri: str) -> str:
-    """A server's address without its password; user and password move to the variables that MLflow reads."""
+    """A server's address without user and password, which move to the variables that MLflow reads."""
     user, password = password_of(uri)
-    if user is not None and password is not None and uri.startswith("http"):
+    if user is None or not uri.startswith("http"):
+        return uri
+    if password is None:
+        # A job file keeps the name only; the rest is in the environment.
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", user)
+    else:
         os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = user, password
-        host = without_password(uri)
-        scheme, _, rest = host.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2]}"
-    return uri
+    return urlsplit(uri)._replace(netloc=urlsplit(uri).netloc.rpartition("@")[2]).geturl()
 
 
 def describe_trouble(uri: str, kind: str, error: BaseException, waiting: int, study: str) -> str:
