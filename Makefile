@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-services test-slow test-validity faults lint clean
+.PHONY: setup start test test-services test-slow test-validity faults lint audit docs clean
 
 setup: $(STAMP)
 
@@ -23,7 +23,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not slow and not gpu and not faults and not services"
 	$(BIN)/python -m pytest -m "e2e and not slow and not gpu and not faults and not services"
 
-# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another).
+# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another) and postgresql.
 test-services: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-services.lock
 	$(BIN)/python -m pytest -m services tests/services
@@ -43,5 +43,13 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Known faults of the locked dependencies; asks the registry's vulnerability service.
+audit:
+	PYTHON=$(PYTHON) .ci/audit
+
+# The pages that are made from the code.
+docs: setup
+	$(BIN)/python docs/generate.py
+
 clean:
-	rm -rf $(VENV) studies build dist *.egg-info
+	rm -rf $(VENV) .venv-audit studies build dist *.egg-info

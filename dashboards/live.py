@@ -52,7 +52,7 @@ class JsonDisplay(Display):
     def __call__(self, event: dict[str, Any]) -> None:
         """Print the event; progress is left out, it repeats several times a second."""
         partial = event["event"] == "study_end" and "trials" not in event
-        if event["event"] in ("progress", "planning") or partial:
+        if event["event"] in ("progress", "planning", "mlflow") or partial:
             return
         try:
             print(json.dumps(event), file=self._stream, flush=True)
@@ -101,6 +101,10 @@ class LiveDisplay(Display):
     def __call__(self, event: dict[str, Any]) -> None:
         """Update what is shown."""
         kind = event["event"]
+        if kind == "mlflow":
+            for line in describe(event):
+                self._console.print(line, markup=False, soft_wrap=True)
+            return
         if kind == "session":
             self._budget, self._spent = event["budget_device_s"], event["spent_device_s"]
         elif kind in ("trial_queued", "trial_placed") or kind == "progress":
@@ -200,6 +204,10 @@ def describe(event: dict[str, Any]) -> list[str]:
         return [f"committed {event['hash'][:12]} on {event['branch']} in {event['repo']} ({event['file']})"]
     if kind == "warning":
         return [f"warning: {event['text']}"]
+    if kind == "mlflow":
+        return [
+            f"MLflow {name}: {url}" for name, url in event["urls"].items() if name in ("study", "charts", "compare")
+        ]
     if kind == "stopping":
         return ["stopping: running gangs are killed, what was measured is kept (Ctrl-C again to leave at once)"]
     return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 from search_space.candidate import Candidate
@@ -72,7 +71,7 @@ def page_document(
     by_number = {trial["number"]: trial for trial in summary.trials}
     winner = by_number.get(summary.winner) if summary.winner is not None else None
     baseline = by_number.get(summary.baseline) if summary.baseline is not None else None
-    changed, diff = _changes(winner, baseline)
+    changed, diff = _changes(folder, winner, baseline)
     account = spending(folder, events, summary)
     kept = {key: value for key, value in summary.to_json().items() if key not in ("trials", "running")}
     document = {
@@ -148,13 +147,13 @@ def _running(trial: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _changes(winner: dict[str, Any] | None, baseline: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+def _changes(
+    folder: StudyFolder, winner: dict[str, Any] | None, baseline: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
     if winner is None or baseline is None:
         return {}, []
     changed = Candidate.from_json(winner["candidate"]).changed(Candidate.from_json(baseline["candidate"]))
-    if not (winner.get("folder") and baseline.get("folder")):
-        return changed, []
-    return changed, config_diff(Path(baseline["folder"]), Path(winner["folder"]))
+    return changed, config_diff(folder.trial(baseline["number"]), folder.trial(winner["number"]))
 
 
 def _notes(events: Sequence[dict[str, Any]]) -> list[str]:

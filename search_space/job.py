@@ -9,11 +9,17 @@ from typing import Literal
 from pydantic import BaseModel
 from pydantic import ConfigDict
 from pydantic import Field
+from pydantic import field_serializer
 from pydantic import field_validator
 from pydantic import model_validator
 
 from search_space.knobs import BY_NAME
 from search_space.knobs import knob_value
+from search_space.redact import is_secret_name
+from search_space.redact import without_password
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Section(BaseModel):
@@ -81,6 +87,13 @@ class ModelSection(Section):
 
     dense_layers: int = Field(default=0, ge=0)
     """leading dense layers of a mixture-of-experts model (count)"""
+
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, name: str | None) -> str | None:
+        if name is not None and not name.isprintable():
+            raise ValueError("a name stands in files and on screens: printable characters only")
+        return name
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -281,13 +294,24 @@ class RecordsSection(Section):
     """Where records go."""
 
     mlflow_uri: str | None = None
-    """MLflow tracking server; absent: a local store in the study folder"""
+    """MLflow tracking server, user and password in MLFLOW_TRACKING_USERNAME, _PASSWORD; absent: in the study folder"""
 
     experiment: str = "ledgertune"
     """MLflow experiment"""
 
+    upload_cap_mib: float = Field(default=200.0, ge=0)
+    """largest file that is uploaded to MLflow (MiB); larger ones stay in the study folder, with a note in the run"""
+
+    storage: str | None = None
+    """shared database postgresql://user@host/name (password: PGPASSWORD or ~/.pgpass); absent: a file in the study"""
+
     commit_to: str | None = None
     """repository that receives the winner's branch; absent: one inside the study folder"""
+
+    @field_serializer("mlflow_uri", "storage")
+    def _without_password(self, value: str | None) -> str | None:
+        """What is written of a job, job.json above all, holds no password."""
+        return without_password(value) if value is not None else None
 
 
 class Job(Section):
@@ -342,6 +366,21 @@ class Job(Section):
                         "makes reserved memory grow from step to step; keep one of the two"
                     )
         return self
+
+    @field_validator("env")
+    @classmethod
+    def _env_holds_no_secrets(cls, env: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """Variables of a job are written into records; the environment of `tune` reaches the ranks and is not."""
+        odd = [f"env.{name}.{key}" for name, values in env.items() for key in values if not _VARIABLE.fullmatch(key)]
+        if odd:
+            raise ValueError(f"{', '.join(map(repr, odd))}: a variable's name is letters, digits and underscores")
+        secret = [f"env.{name}.{key}" for name, values in env.items() for key in values if is_secret_name(key)]
+        if secret:
+            raise ValueError(
+                f"{', '.join(secret)}: a job is written into records, so it holds no secrets; "
+                "set the variable where `tune` (or Ray's nodes) starts, the ranks inherit it"
+            )
+        return env
 
     @model_validator(mode="after")
     def _env_lists_exist(self) -> Job:

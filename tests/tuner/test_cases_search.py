@@ -31,10 +31,11 @@ from tuner.cli import main
 from tuner.records.layout import network_mount
 from tuner.records.layout import StudyFolder
 from tuner.records.lease import lease
-from tuner.study import asking
+from tuner.study import storage
 from tuner.study.asking import Asker
 from tuner.study.deciding import EXHAUSTED
 from tuner.study.lessons import Lessons
+from tuner.study.storage import StudyStorage
 
 
 QUIET = {"compile": (False,), "reshard_after_forward": ("default",)}
@@ -185,7 +186,7 @@ def test_SEA_11_no_trial_is_lost_to_a_lock(cpu_setting: Setting, tmp_path: Path)
 
     def tell(worker: int) -> None:
         try:
-            study = optuna.load_study(study_name="s", storage=asking._storage(path))
+            study = optuna.load_study(study_name="s", storage=StudyStorage(path).optuna)
             for i in range(4):
                 study.tell(study.ask(), float(10 * worker + i))
         except BaseException as error:
@@ -197,7 +198,7 @@ def test_SEA_11_no_trial_is_lost_to_a_lock(cpu_setting: Setting, tmp_path: Path)
     for worker in workers:
         worker.join()
     assert not faults
-    values = [trial.value for trial in optuna.load_study(study_name="s", storage=asking._storage(path)).trials]
+    values = [trial.value for trial in optuna.load_study(study_name="s", storage=StudyStorage(path).optuna).trials]
     assert sorted(value for value in values if value is not None) == [10.0 * w + i for w in range(8) for i in range(4)]
     folder = StudyFolder(tmp_path / "study")
     with lease(folder), pytest.raises(UserError, match="is running already"), lease(folder):
@@ -218,7 +219,7 @@ def test_SEA_12_a_network_mount_is_seen_and_a_kill_loses_no_finished_trial(
     assert network_mount(Path("/home/teammate"), table) is None
     assert network_mount(Path("/x"), tmp_path / "none") is None
 
-    monkeypatch.setattr(asking, "network_mount", lambda path: "nfs4")
+    monkeypatch.setattr(storage, "network_mount", lambda path: "nfs4")
     pool = enumerate_pool(cpu_setting, QUIET)
     child = os.fork()
     if child == 0:

@@ -182,6 +182,15 @@ CLASSES = (
         advice="check that the nodes reach each other's free ports",
     ),
     FailureClass(
+        kind="bad_launch",
+        pattern=r"(?i)unrecognized (?:arguments|options)|no such option|unknown (?:flag|option|argument)\b|"
+        r"error: (?:argument|the following arguments)|Invalid value for .?--",
+        teaches=NOTHING,
+        stops_study=True,
+        why="the program does not know an option it was started with; every other trial would be started the same way",
+        advice="see the rank's log for the option; this framework version or the job's config function brings it",
+    ),
+    FailureClass(
         kind="framework_invalid",
         pattern=r"ValueError|AssertionError|NotImplementedError|must be divisible|is invalid for input|"
         r"Expecting \d+ arg_mbs",

@@ -37,6 +37,7 @@ VERBS = {
     "serve": "the report page, live while the study runs",
     "ui": "open the MLflow pages of a study",
     "k8s": "a study on Kubernetes: render, submit, status, logs, stop",
+    "sync": "send a study's waiting records to MLflow",
     "init": "write a commented job file for this machine",
     "doctor": "what is installed, what is found, what would fail",
 }

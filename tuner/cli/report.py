@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.records.config_diff import config_diff
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
+    from tuner.records.tracking.report import tracking_lines
 
     folder = find_folder(args.study)
     summary = summarise(folder)
@@ -45,12 +46,14 @@ def run(args: argparse.Namespace) -> int:
     diff: list[str] = []
     if winner is not None and baseline is not None:
         changed = Candidate.from_json(winner["candidate"]).changed(Candidate.from_json(baseline["candidate"]))
-        diff = config_diff(Path(baseline["folder"]), Path(winner["folder"]))
+        diff = config_diff(folder.trial(baseline["number"]), folder.trial(winner["number"]))
     if args.json:
         print(json.dumps({**summary.to_json(), "changed_knobs": changed, "config_diff": diff}))
         return 0
     console = make_console()
     print_summary(console, summary, folder)
+    for line in tracking_lines(folder):
+        console.print(line, markup=False)
     for line in move_lines(summary.trials):
         console.print(line, markup=False)
     if winner is None:

@@ -6,15 +6,14 @@ import argparse
 from collections.abc import Callable
 import contextlib
 import sys
-from typing import Any
 
 from dashboards.live import choose_display
 from search_space.job import Job
 from tuner.cluster.metrics import RayMetrics
 from tuner.records.layout import network_mount
 from tuner.records.layout import StudyFolder
-from tuner.records.mlflow_sink import MlflowSink
 from tuner.records.summary import summarise
+from tuner.records.tracking.tracker import Tracker
 from tuner.study.plan import StudyPlan
 from tuner.study.run import run_study
 from tuner.study.run import RunOptions
@@ -34,8 +33,14 @@ def run_session(
         commit_to=args.commit_to or job.records.commit_to,
     )
 
+    ended = False
+
     def warn(text: str) -> None:
-        display({"event": "warning", "text": text})
+        if ended and args.json:
+            # The last line of standard output is study_end; what comes after it is for people.
+            print(f"tune: {text}", file=sys.stderr)
+        else:
+            display({"event": "warning", "text": text})
 
     mount = network_mount(folder.root)
     if mount is not None and not (args.mlflow_uri or job.records.mlflow_uri):
@@ -43,19 +48,20 @@ def run_session(
             f"the study lies on {mount}, where SQLite's locks cannot be trusted: Optuna keeps a journal file instead; "
             "MLflow's own store is SQLite, so name a server with --mlflow-uri, or put the study on a local disk"
         )
-    sink = MlflowSink(folder, args.mlflow_uri or job.records.mlflow_uri, job.records.experiment, warn)
+    records = job.records
+    tracker = Tracker(folder, args.mlflow_uri or records.mlflow_uri, records.experiment, warn, records.upload_cap_mib)
 
     earlier = summarise(folder).to_json()
-
-    def record(event: dict[str, Any]) -> None:
-        sink(event)
 
     # Standard output of --json belongs to events: what Ray and others print meanwhile goes to standard error.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
     try:
         with elsewhere, display:
-            code, _ = run_study(folder, plan, options, [record, RayMetrics(folder.name, earlier, warn), display])
+            code, _ = run_study(folder, plan, options, [tracker, RayMetrics(folder.name, earlier, warn), display])
     finally:
-        sink.close()
+        ended = True
+        urls = tracker.close()
+    if urls:
+        display({"event": "mlflow", "urls": urls})
     display.finish(folder, code)
     return code

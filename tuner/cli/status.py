@@ -25,11 +25,13 @@ def run(args: argparse.Namespace) -> int:
     from dashboards.tables import print_summary
     from tuner.records.layout import find_folder
     from tuner.records.summary import summarise
+    from tuner.records.tracking.report import tracking_facts
+    from tuner.records.tracking.report import tracking_lines
 
     folder = find_folder(args.study)
     summary = summarise(folder)
     if args.json:
-        print(json.dumps(summary.to_json()))
+        print(json.dumps({**summary.to_json(), "tracking": tracking_facts(folder)}))
         return 0
     console = make_console()
     console.print(f"study {summary.study} ({summary.state}) in {summary.folder}", markup=False)
@@ -40,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         markup=False,
     )
     print_summary(console, summary, folder)
+    for line in tracking_lines(folder):
+        console.print(line, markup=False)
     if summary.state == "interrupted":
         console.print(f"go on with: tune resume {summary.study}", markup=False)
     return 0

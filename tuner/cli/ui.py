@@ -11,7 +11,12 @@ import subprocess
 import sys
 import time
 from typing import Any
-from urllib.parse import quote
+
+from tuner.cli.sync import send_waiting
+
+
+SYNC_S = 120.0
+"""Longest time to send what waits before the pages open, seconds."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,21 +29,32 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start `mlflow ui` on the study's store, print every URL, and stay until Ctrl-C.
+    """Start `mlflow ui` on the study's store, print every URL, and stay until Ctrl-C; a study with a server of its own
+    sends what waits and prints that server's URLs.
 
     Raises:
-        UserError: no such study, it keeps its records on a server, or MLflow does not start.
+        UserError: no such study, its server does not answer, or MLflow does not start.
     """
     from search_space.errors import UserError
     from tuner.records.journal import read_journal
     from tuner.records.layout import find_folder
     from tuner.records.lease import is_held
-    from tuner.records.mlflow_sink import local_uri
+    from tuner.records.tracking.state import read_state
+    from tuner.records.tracking.tracker import local_uri
+    from tuner.records.tracking.views import page_urls
 
     folder = find_folder(args.study)
-    ids_path = folder.root / "mlflow.json"
-    if not (folder.mlflow / "mlflow.db").exists():
-        raise UserError(f"study {folder.name} has no MLflow store in its folder; its records are on the named server")
+    sending = is_held(folder)
+    if not sending:
+        send_waiting(folder, None, SYNC_S)
+    state = read_state(folder)
+    if state is None:
+        raise UserError(f"study {folder.name} has no records for MLflow yet; `tune status {folder.handle}` shows it")
+    trials = list(state.trials.values())
+    if state.uri != "local":
+        urls = page_urls(state.uri, state.experiment, state.parent, trials, state.study_id)
+        print_urls(folder.name, urls, args.json)
+        return 0
     port = args.port or _free_port()
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port)]
@@ -49,16 +65,13 @@ def run(args: argparse.Namespace) -> int:
     server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         _wait(port, server, folder.root / "mlflow-ui.log")
-        ids = json.loads(ids_path.read_text()) if ids_path.exists() else {}
-        urls = page_urls(f"http://127.0.0.1:{port}", ids)
+        base = f"http://127.0.0.1:{port}"
+        urls = page_urls(base, state.experiment, state.parent, trials, state.study_id)
         dashboard = next((e["dashboard"] for e in reversed(read_journal(folder.journal)) if e["event"] == "ray"), None)
-        if dashboard and is_held(folder):
+        if dashboard and sending:
             urls["ray_dashboard"] = dashboard
-        if args.json:
-            print(json.dumps({"study": folder.name, "urls": urls}), flush=True)
-        else:
-            for name, url in urls.items():
-                print(f"{name.replace('_', ' '):14} {url}", flush=True)
+        print_urls(folder.name, urls, args.json)
+        if not args.json:
             print("Ctrl-C to stop", flush=True)
         server.wait()
     finally:
@@ -67,17 +80,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def page_urls(base: str, ids: dict[str, Any]) -> dict[str, str]:
-    """Addresses of the experiment, the study's run, and the comparison of its trials."""
-    urls = {"mlflow": base}
-    experiment, parent, trials = ids.get("experiment"), ids.get("parent"), list(ids.get("trials", {}).values())
-    if experiment and parent:
-        urls["trials"] = f"{base}/#/experiments/{experiment}/runs"
-        urls["study"] = f"{base}/#/experiments/{experiment}/runs/{parent}"
-    if experiment and trials:
-        runs, experiments = quote(json.dumps(trials)), quote(json.dumps([experiment]))
-        urls["compare"] = f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
-    return urls
+def print_urls(study: str, urls: dict[str, str], as_json: bool) -> None:
+    """Print the addresses: one JSON document, or a line each."""
+    if as_json:
+        print(json.dumps({"study": study, "urls": urls}), flush=True)
+        return
+    for name, url in urls.items():
+        print(f"{name.replace('_', ' '):14} {url}", flush=True)
 
 
 def _free_port() -> int:

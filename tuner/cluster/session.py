@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 from dataclasses import dataclass
 import os
@@ -186,6 +187,7 @@ def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"Ray at {address!r} does not answer: {error}") from None
     resources = {} if device == "gpu" else {SLOT: slots}
+    check_token(os.environ)
     # "local": a Ray that somebody else runs on this machine is not joined by accident.
     return ray.init(
         address="local",
@@ -198,6 +200,25 @@ def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
         _node_ip_address="127.0.0.1",
         **common,
     )
+
+
+def check_token(environment: Mapping[str, str]) -> None:
+    """Ray binds all interfaces, so its ports answer only who holds its token, which only its owner may read.
+
+    Raises:
+        UserError: token authentication is off, or others can read the token and it cannot be mended.
+    """
+    if environment.get("RAY_AUTH_MODE", "token").lower() != "token":
+        raise UserError(
+            f"RAY_AUTH_MODE={environment['RAY_AUTH_MODE']}: Ray's ports would run anybody's code; unset it, or start a "
+            "cluster behind a network policy and join it with --address"
+        )
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        if path.exists() and path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except OSError as error:
+        raise UserError(f"{path}: others can read Ray's token and it cannot be mended ({error.strerror})") from None
 
 
 def _resource(ray: Any, device: str) -> str:

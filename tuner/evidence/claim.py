@@ -9,6 +9,7 @@ from dataclasses import fields
 from dataclasses import replace
 import json
 from pathlib import Path
+import re
 from typing import Any
 
 from search_space.errors import UserError
@@ -166,7 +167,11 @@ class Claim:
             values = json.loads(text)
             for side in ("before", "after"):
                 values[side] = _known(Side, values[side])
-            return _known(cls, values)
+            found: Claim = _known(cls, values)
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,200}", found.name):
+                # It becomes the name of a file in the user's repository.
+                raise ValueError(f"name {found.name!r} is no Python name")
+            return found
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{where}: not a claim of ledgertune ({type(error).__name__}: {error})") from None
 

@@ -77,12 +77,16 @@ def _comment(subject: Subject, notes: list[str]) -> list[str]:
 
 def _write_module(subject: Subject, folder: str) -> list[str]:
     """Lines that write the config function where every rank imports it."""
+    text = module(subject).rstrip("\n")
+    end = "END_OF_CONFIG"
+    while end in text:
+        end += "_"
     return [
         f'CONFIG_DIR="{folder}/{subject.function}"',
         'mkdir -p "$CONFIG_DIR"',
-        f"cat > \"$CONFIG_DIR/{subject.function}.py\" <<'END_OF_CONFIG'",
-        module(subject).rstrip("\n"),
-        "END_OF_CONFIG",
+        f"cat > \"$CONFIG_DIR/{subject.function}.py\" <<'{end}'",
+        text,
+        end,
         'export PYTHONPATH="$CONFIG_DIR${PYTHONPATH:+:$PYTHONPATH}"',
     ]
 

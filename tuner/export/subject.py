@@ -71,6 +71,10 @@ class Subject:
         ]
 
 
+BREAKS = r"[\x00-\x1f\x7f\x85\u2028\u2029]+"
+"""Characters that end a line, or that no line should hold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gap:
     """A knob that the target cannot say."""
@@ -104,6 +108,6 @@ class Export:
 
 
 def commented(subject: Subject, gaps: tuple[Gap, ...], notes: list[str], mark: str) -> list[str]:
-    """The comment at the top of an exported file, each line begun by ``mark``."""
+    """The comment at the top of an exported file, each line begun by ``mark``, whatever a name holds."""
     lines = [*subject.headline(), *notes, *(gap.line() for gap in gaps)]
-    return [f"{mark} {line}" for line in lines]
+    return [f"{mark} {re.sub(BREAKS, ' ', line)}" for line in lines]

@@ -8,6 +8,8 @@ from pathlib import Path
 import time
 from typing import Any
 
+from search_space.redact import redact_value
+
 
 class Journal:
     """An append-only file of events. A line is on disk before :meth:`write` returns."""
@@ -18,8 +20,8 @@ class Journal:
         self._file = path.open("a")
 
     def write(self, event: str, **facts: Any) -> dict[str, Any]:
-        """Append one event; returns it as written, with its time."""
-        line = {"event": event, "unix_s": round(time.time(), 3), **facts}
+        """Append one event; returns it as written: with its time, without secrets."""
+        line = {"event": event, "unix_s": round(time.time(), 3), **redact_value(facts)}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -139,6 +139,8 @@ def new_folder(name: str | None, model: str) -> StudyFolder:
             count += 1
             root = studies_root() / f"{stem}-{stamp}-{count}"
     else:
+        if not name.isprintable() or not name.strip() or name.startswith("-"):
+            raise UserError(f"--study {name!r}: a study's name needs printable characters and no leading dash")
         root = named_folder(name).root
     folder = StudyFolder(root)
     if folder.facts.exists():

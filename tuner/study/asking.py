@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Iterator
-import contextlib
-import fcntl
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import TrialState
 
 from search_space.candidate import Candidate
@@ -21,15 +16,12 @@ from search_space.pool import Pool
 from search_space.sampler import PoolSampler
 from search_space.sampler import Prior
 from search_space.sampler.pool_sampler import KEY
-from tuner.records.layout import network_mount
 from tuner.records.roles import searched
+from tuner.study.storage import StudyStorage
 
 
 SPACE = "space"
 """User attribute of an Optuna study that holds its knobs and their values."""
-
-LOCK_TIMEOUT_S = 60.0
-"""Longest wait for a locked database, seconds; SQLite tries again with growing pauses until then."""
 
 
 class Asker:
@@ -42,24 +34,35 @@ class Asker:
         prior: present predictions over the pool.
         strategy: sampler strategy.
         seed: seed of the sampler.
+        address: shared database instead of the file, from :func:`tuner.study.storage.storage_address`.
+
+    Raises:
+        UserError: the shared database does not answer.
     """
 
     def __init__(
-        self, path: Path | None, name: str, pool: Pool, prior: Callable[[], Prior], strategy: str, seed: int
+        self,
+        path: Path | None,
+        name: str,
+        pool: Pool,
+        prior: Callable[[], Prior],
+        strategy: str,
+        seed: int,
+        address: str | None = None,
     ) -> None:
         optuna.logging.set_verbosity(logging.WARNING)
         self._pool = pool
         self._sampler = PoolSampler(pool, prior, strategy, seed)
-        storage = _storage(path)
+        self._storage = StudyStorage(path, address)
+        storage = self._storage.optuna
         self._study = optuna.create_study(
             storage=storage,
-            study_name=self._fitting_name(storage, name),
+            study_name=self._fitting_name(storage, self._storage.name(name)),
             sampler=self._sampler,
             direction="minimize",
             load_if_exists=True,
         )
         self._study.set_user_attr(SPACE, self._space)
-        self._lock = path.with_suffix(".lock") if path is not None else None
 
     @property
     def _space(self) -> str:
@@ -94,22 +97,12 @@ class Asker:
         """Positions in the pool that may still be proposed."""
         return [int(i) for i in self._sampler.left(self._study)]
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other workers on the same storage from asking between a proposal and its record."""
-        if self._lock is None:
-            yield
-            return
-        with self._lock.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
     def ask(self, candidate: Candidate | None = None) -> tuple[optuna.Trial, Candidate]:
         """The next trial; a given candidate is taken as it is, else the sampler proposes one.
 
         Workers in several processes may ask on one storage; no two get the same candidate.
         """
-        with self._alone():
+        with self._storage.alone(self._study.study_name):
             return self._ask(candidate)
 
     def _ask(self, candidate: Candidate | None) -> tuple[optuna.Trial, Candidate]:
@@ -160,15 +153,3 @@ class Asker:
             known.add(candidate.key())
             trial, _ = self.ask(candidate)
             self.tell_measured(trial, seconds, number=record["number"], mfu_pct=record["mfu_pct"])
-
-
-def _storage(path: Path | None) -> optuna.storages.BaseStorage:
-    """Where the study is kept: memory, SQLite, or a journal file where SQLite's locks cannot be trusted."""
-    if path is None:
-        return optuna.storages.InMemoryStorage()
-    if network_mount(path) is not None:
-        file = str(path.with_suffix(".journal"))
-        return optuna.storages.JournalStorage(JournalFileBackend(file, lock_obj=JournalFileOpenLock(file)))
-    # A reader (a dashboard, a copy) may hold the file for a while: wait, do not lose the trial.
-    engine = {"connect_args": {"timeout": LOCK_TIMEOUT_S}}
-    return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,7 +126,7 @@ class Judge:
     def _facts(self, trial: dict[str, Any]) -> Records:
         if trial["number"] not in self._read:
             world = self._state.plan.setting.num_devices
-            self._read[trial["number"]] = read_records(Path(trial["folder"]), world)
+            self._read[trial["number"]] = read_records(self._state.folder.trial(trial["number"]), world)
         return self._read[trial["number"]]
 
 

@@ -40,6 +40,7 @@ from tuner.study.loop import Loop
 from tuner.study.plan import StudyPlan
 from tuner.study.state import Listener
 from tuner.study.state import StudyState
+from tuner.study.storage import storage_address
 from tuner.study.transfer import read_transfer
 
 
@@ -131,6 +132,10 @@ def run_study(
         if state.stop_asked:
             return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
         return _conclude(state, options, reason)
+    except Exception as error:
+        # A run that ends by an error must not look finished, or still running, to anybody who reads the records.
+        state.emit("session_failed", **{"class": type(error).__name__, "text": str(error)[:1000]})
+        raise
     finally:
         journal.close()
 
@@ -183,7 +188,9 @@ def open_state(
     coefficients, carried, _ = read_transfer(folder, plan.setting)
     knowledge = Knowledge(plan.pool, plan.setting, costs, coefficients=coefficients, carried=carried)
     search = plan.job.search
-    asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, plan.job.recipe.seed)
+    address = storage_address(plan.job.records.storage)
+    seed = plan.job.recipe.seed
+    asker = Asker(folder.optuna, folder.name, plan.pool, knowledge.prior, search.sampler, seed, address)
     meter = Meter(options.budget_device_s, before.spent_device_s)
     numbers = [trial["number"] for trial in before.trials] + list(before.running)
     lessons = Lessons(plan.pool, plan.setting)

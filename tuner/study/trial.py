@@ -15,6 +15,7 @@ from pruning.racing import stand
 from pruning.racing import Standing
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
+from search_space.redact import redact_argv
 from trial_runner.effective import effective
 from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
@@ -178,7 +179,7 @@ class TrialRun:
             program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={
                 "predicted_step_s": self.predicted_step_s,
-                "argv": sys.argv,
+                "argv": redact_argv(sys.argv),
                 "versions": versions(),
                 "candidate": self.candidate.to_json(),
                 "git_head": head_of(Path(plan.base.user_path)) if plan.base.user_path else None,
