@@ -118,7 +118,7 @@ def read_records(folder: Path, world_size: int) -> Records:
                 if "unix_s" in facts:
                     began.setdefault(rank, facts["unix_s"] - facts["at_s"])
                 if facts["event"] == "prepared":
-                    prepared = {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
+                    prepared |= {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
     return Records(steps, events, began, prepared)
 
 

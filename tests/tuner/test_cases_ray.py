@@ -47,7 +47,7 @@ def two_slots() -> Iterator[Any]:
     """A local Ray with two slots and without a dashboard."""
     import ray
 
-    ray.init(num_cpus=2, resources={"tune_slot": 2}, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, resources={"tune_slot": 2}, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
