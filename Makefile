@@ -26,7 +26,7 @@ test: setup
 # What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another) and postgresql.
 test-services: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-services.lock
-	$(BIN)/python -m pytest -m services tests/services
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m services tests/services
 
 faults: setup
 	$(BIN)/python -m pytest -m faults tests/faults

@@ -85,6 +85,7 @@ def test_user_repository_with_packages_of_our_names_trains(tmp_path: Path) -> No
     assert "llama3" in log
 
 
+@pytest.mark.slow
 def test_share_nodes_runs_two_gangs_on_one_node(tmp_path: Path) -> None:
     studies = tmp_path / "studies"
     job = write_job(tmp_path, trials=3, slots=1)

@@ -30,6 +30,7 @@ steps = 4
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_four_ranks_from_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, history = tmp_path / "job.toml", tmp_path / "pairs.jsonl"
     job.write_text(JOB)

@@ -48,6 +48,7 @@ def check(samples: list[Sampled]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_sample() -> None:
     samples = sample(legal=8, per_rule=1)
     assert len(samples) >= 16 and Counter(one.stratum for one in samples)["legal"] == 8
