@@ -190,6 +190,8 @@ def test_RUN_21_the_end_of_a_trial_leaves_the_shared_compile_cache_alone(
     entry.parent.mkdir(parents=True)
     entry.write_text("compiled by somebody else")
     monkeypatch.setenv("LEDGERTUNE_COMPILE_CACHE", str(cache))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "trial"
     folder.mkdir()
     gang = share(folder, "grandchild")

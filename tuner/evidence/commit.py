@@ -116,7 +116,8 @@ def files_of(claim: Claim, table: str | None, page: str | None) -> dict[str, str
         table: the change table as it is now, if there is one.
         page: the same for people.
     """
-    grown = add_row(table, row_of(claim))
+    # A lone carriage return would end a row where none ends.
+    grown = add_row(table, {name: text.replace("\r", " ") for name, text in row_of(claim).items()})
     return {
         f"{claim.name}.py": docstring(wording.evidence(claim)) + "\n" + claim.module,
         claim.name + CLAIM: claim.to_json(),
@@ -192,7 +193,7 @@ def row_of(claim: Claim) -> dict[str, str]:
 
 def read_rows(table: str | None) -> list[dict[str, str]]:
     """The rows of a change table."""
-    return list(csv.DictReader(io.StringIO(table))) if table else []
+    return list(csv.DictReader(io.StringIO(table, newline=""))) if table else []
 
 
 def add_row(table: str | None, row: dict[str, str]) -> str:
