@@ -67,6 +67,8 @@ def known_secrets(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     environment = os.environ if environment is None else environment
     found: set[str] = set()
     for name, value in environment.items():
+        if name in ("PWD", "OLDPWD"):
+            continue  # the working folder, not a password
         if is_secret_name(name):
             found.add(value)
         elif "://" in value:

@@ -270,3 +270,8 @@ def test_ray_answers_only_who_holds_its_token(tmp_path: Path) -> None:
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     with pytest.raises(UserError, match="anybody's code"):
         check_token({"RAY_AUTH_MODE": "disabled"})
+
+
+def test_the_working_folder_is_no_password() -> None:
+    """Shells call it PWD; hidden, every path of a study would read ***."""
+    assert "/home/me/work" not in known_secrets({"PWD": "/home/me/work", "OLDPWD": "/home/me/work", "HOME": "/nowhere"})
