@@ -171,7 +171,7 @@ def changes_table(changes: list[dict[str, Any]]) -> Table:
             "" if effect is None else f"{effect:+.1f}%",
             f"{interval[0]:+.1f} to {interval[1]:+.1f}" if interval else "",
             change["source"].replace("_", " "),
-            "" if change["kept"] else "left out",
+            "left out" if not change["kept"] else "" if change.get("sure", True) else "undecided",
         )
     return table
 

@@ -22,6 +22,9 @@ WORDS = (
     r"(?:password|passwd|passphrase|pwd|token|secret|credential|credentials|authorization|"
     r"api[_-]?key|apikey|access[_-]?key|private[_-]?key|secret[_-]?key|account[_-]?key|dsn)"
 )
+_FOLDERS = ("PWD", "OLDPWD")
+"""What shells call the working folder; no password."""
+
 _SECRET_NAME = re.compile(rf"(?:^|[^a-z0-9]){WORDS}(?:$|[^a-z0-9])", re.IGNORECASE)
 _HARMLESS = re.compile(r"(?:_|-)(?:file|path|dir|id|name|mode|type|count|expiry)$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -54,6 +57,8 @@ _RULES = (
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option or key of this name holds a secret: ``HF_TOKEN`` does, ``tokens_per_step`` not."""
+    if name in _FOLDERS:
+        return False
     plain = _CAMEL.sub("_", name) if not name.isupper() else name
     return bool(_SECRET_NAME.search(plain)) and not _HARMLESS.search(plain)
 
@@ -67,8 +72,6 @@ def known_secrets(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     environment = os.environ if environment is None else environment
     found: set[str] = set()
     for name, value in environment.items():
-        if name in ("PWD", "OLDPWD"):
-            continue  # the working folder, not a password
         if is_secret_name(name):
             found.add(value)
         elif "://" in value:

@@ -43,8 +43,11 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 configuration that fits."""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that is free now."""
+def free_port(host: str = "127.0.0.1", prefer: int = 0) -> int:
+    """A TCP port of ``host`` that is free now: ``prefer`` if it is one, else any."""
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind((host, prefer))
+        return int(probe.getsockname()[1])
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

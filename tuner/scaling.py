@@ -17,6 +17,7 @@ from search_space.enumerate import enumerate_pool
 from search_space.errors import UserError
 from search_space.job import SearchSection
 from search_space.setting import Setting
+from tuner.figures import save_figure
 
 
 BATCHES = ("recipe", "per-device")
@@ -142,9 +143,4 @@ def plot(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     below.set_xscale("log", base=2)
     below.set_xticks(devices, [str(count) for count in devices])
     below.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot {path}: cannot be written ({error}); name a .png file in an existing folder") from None
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path)

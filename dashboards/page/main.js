@@ -60,7 +60,7 @@ Page.evidence = () => {
   if (d.changes?.length) {
     const knobs = (change) => Object.entries(change.knobs).map(([knob, [before, after]]) => `${Page.words(knob)} ${Page.knobText(before)} → ${Page.knobText(after)}`).join(", ");
     const effect = (change) => Page.known(change.step_time_change_pct) ? `${Page.signed(change.step_time_change_pct)}%${change.interval_pct ? ` [${change.interval_pct.map((v) => Page.signed(v)).join(", ")}]` : ""}` : "cannot be undone alone";
-    proof.push(el("h3", {}, "What each change bought"), Page.table(["change", "step time", "how known", "in the winner"], d.changes.map((change) => [el("td", { class: "wide-text" }, knobs(change)), effect(change), Page.words(change.source), change.kept ? "kept" : "left out"]), "What each change bought"));
+    proof.push(el("h3", {}, "What each change bought"), Page.table(["change", "step time", "how known", "in the winner"], d.changes.map((change) => [el("td", { class: "wide-text" }, knobs(change)), effect(change), Page.words(change.source), change.kept ? (change.sure === false ? "kept, undecided" : "kept") : "left out"]), "What each change bought"));
   }
   const confirms = d.trials.filter((t) => ["confirm", "ablate", "canary"].includes(t.role));
   if (confirms.length) proof.push(el("h3", {}, "Measured again in turns"), Page.table(["trial", "for", "candidate", "step time, s", "MFU, %"], confirms.map((t) => [String(t.number), t.role, Page.el("td", {}, t.label), t.state === "measured" ? Page.number(t.step_time_s) : t.state, Page.fixed(t.mfu_pct, 2)]), "Confirming trials"));

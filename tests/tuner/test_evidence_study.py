@@ -173,3 +173,17 @@ def test_seed_weights_are_named_once_a_set_and_gone_at_the_end(monkeypatch: pyte
     confirmed = [trial for trial in events(folder.root, "trial") if trial["role"] == "confirm"]
     assert len({trial["weights"] for trial in confirmed}) == 1 and confirmed[0]["weights"]
     assert not folder.seed_weights.exists()
+
+
+def test_a_sound_rival_wins_where_the_fastest_is_another_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The fastest computes something else; the second, a little slower, is sound: it wins, not the baseline. The budget
+    is not spent on undoing the changes of one that cannot win."""
+    code, end = run(monkeypatch, tmp_path / "s", plan_of(), world(ac=0.7, env=0.995, loss=0.05), 6000.0)
+    assert code == 0
+    winner = next(trial for trial in end["trials"] if trial["number"] == end["winner"])
+    assert winner["candidate"]["activation_checkpoint"] == "none" and winner["candidate"]["env"] == "default", end[
+        "why"
+    ]
+    assert end["parity"]["verdict"] == "agree"

@@ -62,19 +62,22 @@ def run(args: argparse.Namespace) -> int:
     host = f"[{shown_host}]" if ":" in shown_host else shown_host
     address = f"http://{host}:{server.server_address[1]}/"
     shown = f"{address}?token={token}" if token and not args.token_file else address
-    if args.json:
-        print(json.dumps({"study": name, "url": shown}), flush=True)
-    else:
-        print(f"{name}: {shown}", flush=True)
-        if token:
-            print("the address holds the key to the page; it is shown only once, and travels unencrypted", flush=True)
-        print("Ctrl-C to stop", flush=True)
 
+    # Before the address is told: who reads it may end the server at once.
     def stop(*_: object) -> None:
         raise _Terminated
 
     signal.signal(signal.SIGTERM, stop)
     try:
+        if args.json:
+            print(json.dumps({"study": name, "url": shown}), flush=True)
+        else:
+            print(f"{name}: {shown}", flush=True)
+            if token:
+                print(
+                    "the address holds the key to the page; it is shown only once, and travels unencrypted", flush=True
+                )
+            print("Ctrl-C to stop", flush=True)
         server.serve_forever(poll_interval=0.2)
     except _Terminated:
         return 0

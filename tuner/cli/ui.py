@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         UserError: no such study, its server does not answer, or MLflow does not start.
     """
     from search_space.errors import UserError
+    from trial_runner.gang import free_port
+    from tuner.processes import stop_group
     from tuner.records.journal import read_journal
     from tuner.records.layout import find_folder
     from tuner.records.lease import is_held
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         urls = page_urls(state.uri, state.experiment, state.parent, trials, state.study_id)
         print_urls(folder.name, urls, args.json)
         return 0
-    port = args.port or _free_port()
+    port = args.port or free_port(prefer=5000)
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", local_uri(folder), "--workers", "1"]
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             print("Ctrl-C to stop", flush=True)
         server.wait()
     finally:
-        _stop(server)
+        stop_group(server, 5.0)
         log.close()
     return 0
 
@@ -87,17 +89,6 @@ def print_urls(study: str, urls: dict[str, str], as_json: bool) -> None:
         return
     for name, url in urls.items():
         print(f"{name.replace('_', ' '):14} {url}", flush=True)
-
-
-def _free_port() -> int:
-    for port in (5000, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    return 5000
 
 
 def _wait(port: int, server: subprocess.Popen[bytes], log: Any) -> None:
@@ -114,15 +105,3 @@ def _wait(port: int, server: subprocess.Popen[bytes], log: Any) -> None:
         time.sleep(0.3)
     tail = "\n".join(log.read_text().splitlines()[-8:])
     raise UserError(f"mlflow ui did not start on 127.0.0.1:{port}:\n{tail}")
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and the workers it started."""
-    import contextlib
-
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=5)
-            return

@@ -8,12 +8,12 @@ import contextlib
 from dataclasses import dataclass
 import os
 from pathlib import Path
-import socket
 import tempfile
 import time
 from typing import Any
 
 from search_space.errors import UserError
+from trial_runner.gang import free_port
 from tuner.cluster.slurm import allocation
 from tuner.cluster.slurm import prepare_token
 from tuner.cluster.slurm import ray_over
@@ -147,7 +147,9 @@ def join(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     found = allocation() if address is None else None
-    if found is not None and len(found.nodes) > 1:
+    several = found if found is not None and len(found.nodes) > 1 else None
+    if several is not None:
+        check_token(os.environ)
         prepare_token()
     import ray
 
@@ -155,14 +157,14 @@ def join(
     os.chdir(folder or tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         stack.callback(os.chdir, before)
-        if found is not None and len(found.nodes) > 1:
+        if several is not None:
             log_folder = (folder or Path(tempfile.gettempdir())) / "ray"
             resources = {} if device == "gpu" else {SLOT: slots}
-            address = stack.enter_context(ray_over(found, resources, log_folder))
+            address = stack.enter_context(ray_over(several, resources, log_folder))
         context = _connect(ray, device, slots, address)
         try:
-            if found is not None and len(found.nodes) > 1:
-                wait_for_nodes(len(found.nodes), log_folder / "ray-workers.log")
+            if several is not None:
+                wait_for_nodes(len(several.nodes), log_folder / "ray-workers.log")
             resource = _resource(ray, device)
             url = getattr(context, "dashboard_url", None)
             session = ClusterSession(resource, f"http://{url}" if url else None, address is None)
@@ -195,7 +197,7 @@ def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
         resources=resources,
         include_dashboard=True,
         dashboard_host="127.0.0.1",
-        dashboard_port=_dashboard_port(),
+        dashboard_port=free_port(prefer=8265),
         object_store_memory=100 * 1024 * 1024,
         _node_ip_address="127.0.0.1",
         **common,
@@ -225,15 +227,3 @@ def _resource(ray: Any, device: str) -> str:
     if device == "gpu":
         return "GPU"
     return SLOT if ray.cluster_resources().get(SLOT) else "CPU"
-
-
-def _dashboard_port() -> int:
-    """Ray's usual dashboard port if it is free, else any free one."""
-    for port in (8265, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    return 8265

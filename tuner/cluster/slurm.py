@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,8 @@ import time
 from typing import IO
 
 from search_space.errors import UserError
+from trial_runner.gang import free_port
+from tuner.processes import stop_group
 
 
 START_TIMEOUT_S = 180.0
@@ -114,7 +115,7 @@ def ray_over(found: Allocation, resources: Mapping[str, int], log_folder: Path) 
             "the nodes yourself and give --address"
         )
     head_ip = _own_address()
-    port = _free_port(head_ip)
+    port = free_port(head_ip)
     log_folder.mkdir(parents=True, exist_ok=True)
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     ray += [f"--resources={json.dumps(dict(resources))}"] if resources else []
@@ -139,7 +140,7 @@ def ray_over(found: Allocation, resources: Mapping[str, int], log_folder: Path) 
             yield f"{head_ip}:{port}"
         finally:
             for process in reversed(processes):
-                _stop(process)
+                stop_group(process, 15.0)
 
 
 def prepare_token() -> None:
@@ -191,17 +192,6 @@ def _start(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command and what it started: politely, then not."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=15)
-            if number == signal.SIGKILL:
-                return
-
-
 def _wait(ready: Callable[[], bool], processes: list[subprocess.Popen[bytes]], what: str, log: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not ready():
@@ -215,12 +205,6 @@ def _own_address() -> str:
     from ray._private.services import get_node_ip_address
 
     return str(get_node_ip_address())
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(address: str, port: int) -> bool:

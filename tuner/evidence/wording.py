@@ -79,7 +79,12 @@ def report(claim: Claim) -> str:
         "",
     ]
     if claim.changes:
-        lines += ["## What each change bought", "", "| change | step time | how known | kept |", "|---|---|---|---|"]
+        lines += [
+            "## What each change bought",
+            "",
+            "| change | step time | how known | in the winner |",
+            "|---|---|---|---|",
+        ]
         lines += [_change_row(change) for change in claim.changes]
         lines.append("")
     lines += [
@@ -144,11 +149,20 @@ def change_effect(change: dict[str, Any]) -> str:
     return words
 
 
+def change_fate(change: dict[str, Any]) -> str:
+    """Whether the winner keeps a change, in words."""
+    if not change["kept"]:
+        return "left out"
+    return "kept" if change.get("sure", True) else "kept, undecided"
+
+
 def _change(change: dict[str, Any]) -> str:
-    kept = "kept" if change["kept"] else "left out"
+    kept = change_fate(change)
     return f"{change_name(change)}: {change_effect(change)} ({change['source'].replace('_', ' ')}, {kept})"
 
 
 def _change_row(change: dict[str, Any]) -> str:
-    kept = "yes" if change["kept"] else "no"
-    return f"| {change_name(change)} | {change_effect(change)} | {change['source'].replace('_', ' ')} | {kept} |"
+    return (
+        f"| {change_name(change)} | {change_effect(change)} | {change['source'].replace('_', ' ')} | "
+        f"{change_fate(change)} |"
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from search_space.errors import UserError
+from tuner.figures import save_figure
 from tuner.replay.figures import GroupResult
 
 
@@ -51,9 +51,4 @@ def plot(results: Mapping[str, Sequence[GroupResult]], path: Path) -> None:
     axes.set_xlabel("device-seconds spent / device-seconds of measuring the best first")
     axes.set_ylabel("regret of the best measured step time, %")
     axes.legend(title=f"{len(next(iter(results.values())))} groups, median and middle half")
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot {path}: cannot be written ({error}); name a .png file in an existing folder") from None
-    finally:
-        pyplot.close(figure)
+    save_figure(figure, path)

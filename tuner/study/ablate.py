@@ -10,6 +10,7 @@ from typing import Any
 from search_space.candidate import Candidate
 from search_space.pool import canonical
 from tuner.evidence.compare import NOISE_MFU_POINTS
+from tuner.evidence.parity import LAYOUT
 from tuner.records import roles
 from tuner.study.choosing import fastest_simple
 from tuner.study.confirm import seed_weights
@@ -19,16 +20,7 @@ from tuner.study.state import StudyState
 
 
 TOGETHER = (
-    (
-        "tensor_parallel",
-        "pipeline_parallel",
-        "schedule",
-        "virtual_stages",
-        "context_parallel",
-        "expert_parallel",
-        "data_parallel_replicate",
-        "data_parallel_shard",
-    ),
+    LAYOUT,
     ("activation_checkpoint", "memory_budget", "first_n"),
     ("compile", "async_tp"),
 )

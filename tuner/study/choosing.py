@@ -40,19 +40,24 @@ class Choice:
 def fastest_simple(state: StudyState, judge: Judge) -> Candidate | None:
     """The finalist that wins on step time.
 
-    A finalist counts when its gain over the baseline is significant. Of those within one MFU point of the fastest, the
-    one with the fewest changes from the baseline wins. None without a baseline.
+    A finalist counts when its gain over the baseline is significant and its loss does not speak against it. Of those
+    within one MFU point of the fastest, the one with the fewest changes from the baseline wins. None: no baseline.
     """
     found = finalists(state)
     if not found:
         return None
     baseline, rivals = found[0], [candidate for candidate in found[1:] if judge.times(candidate)]
-    able = [candidate for candidate in rivals if judge.compare(candidate, baseline).significant]
+    able = [one for one in _faster(judge, rivals, baseline) if judge.parity(one).may_win]
     if not able:
         return baseline
     top = min(able, key=judge.level_s)
     equal = [one for one in able if one == top or judge.compare(top, one).mfu_points < NOISE_MFU_POINTS]
     return min(equal, key=lambda candidate: (len(candidate.changed(baseline)), judge.level_s(candidate)))
+
+
+def _faster(judge: Judge, rivals: list[Candidate], baseline: Candidate) -> list[Candidate]:
+    """Those whose gain over the baseline is significant."""
+    return [candidate for candidate in rivals if judge.compare(candidate, baseline).significant]
 
 
 def choose(state: StudyState) -> Choice | None:
@@ -69,30 +74,37 @@ def choose(state: StudyState) -> Choice | None:
         if not rivals:
             comparison, why = unchanged(judge.noise), "nothing measured was faster than the baseline"
             return Choice(winner=record, comparison=comparison, parity=judge.parity(baseline), why=why)
-        rival = min(rivals, key=judge.level_s)
-        comparison = judge.compare(rival, baseline)
+        refused = _faster(judge, rivals, baseline)
+        rival = min(refused or rivals, key=judge.level_s)
+        comparison, parity = judge.compare(rival, baseline), judge.parity(rival)
         why = f"the gain of {rival.label()} is within noise, so the baseline stays"
-        return Choice(winner=record, comparison=comparison, parity=judge.parity(rival), why=why)
+        if refused:
+            why = f"{rival.label()} is faster, but {_against(parity)}; the baseline stays"
+        return Choice(winner=record, comparison=comparison, parity=parity, why=why)
     why = "fastest measured, significant"
     ablated = _ablation(state, picked)
     if ablated is not None:
         simplified = Candidate.from_json(ablated["winner"])
         changes = tuple(ablated["changes"])
-        if simplified != picked and judge.times(simplified) and judge.compare(simplified, baseline).significant:
+        if simplified != picked and _faster(judge, [simplified], baseline) and judge.parity(simplified).may_win:
             dropped = len(picked.changed(baseline)) - len(simplified.changed(baseline))
             picked, why = simplified, f"fastest measured, significant; {dropped} change(s) that bought nothing left out"
         elif simplified != picked:
             changes = tuple(change | {"kept": True} for change in changes)
-    comparison, parity = judge.compare(picked, baseline), judge.parity(picked)
-    if not parity.may_win:
-        reason = (
-            f"its loss does not agree with the baseline's: {parity.why}"
-            if parity.verdict == "differ"
-            else f"it changes numbers ({', '.join(parity.numeric_changes)}) and was not compared: {parity.why}"
-        )
-        why = f"{picked.label()} is faster, but {reason}; the baseline stays"
-        return Choice(winner=record, comparison=comparison, parity=parity, changes=changes, why=why)
-    return Choice(winner=judge.records(picked)[-1], comparison=comparison, parity=parity, changes=changes, why=why)
+    return Choice(
+        winner=judge.records(picked)[-1],
+        comparison=judge.compare(picked, baseline),
+        parity=judge.parity(picked),
+        changes=changes,
+        why=why,
+    )
+
+
+def _against(parity: Parity) -> str:
+    """Why a loss curve keeps a candidate from winning."""
+    if parity.verdict == "differ":
+        return f"its loss does not agree with the baseline's: {parity.why}"
+    return f"it changes numbers ({', '.join(parity.numeric_changes)}) and was not compared: {parity.why}"
 
 
 def _ablation(state: StudyState, best: Candidate) -> dict[str, Any] | None:
