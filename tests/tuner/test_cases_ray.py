@@ -89,7 +89,7 @@ def test_RAY_03_a_gang_that_fits_does_not_wait_for_one_that_does_not(two_slots: 
 
 
 def test_RAY_04_a_gang_larger_than_the_cluster_is_refused_with_numbers() -> None:
-    from tuner.study.loop import _fit
+    from tuner.study.capacity import Capacity
 
     class Node:
         def __init__(self, devices: int) -> None:
@@ -106,7 +106,7 @@ def test_RAY_04_a_gang_larger_than_the_cluster_is_refused_with_numbers() -> None
     )  # fmt: skip
     cluster: Any = Cluster()
     with pytest.raises(UserError, match=r"needs 4 node.*Ray has 2"):
-        _fit(plan, cluster, False)
+        Capacity(plan, cluster, False)
 
 
 def test_RAY_12_the_second_trial_does_not_start_when_only_one_fits() -> None:

@@ -14,19 +14,18 @@ from search_space.errors import UserError
 from trial_runner.failure import Failure
 from trial_runner.measure import Measurement
 from tuner.cluster.placed_gang import GangEnd
-from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.session import ClusterSession
 from tuner.evidence.sanity import unsound
 from tuner.records import roles
 from tuner.records.journal import read_journal
 from tuner.study.canary import Canary
+from tuner.study.capacity import Capacity
 from tuner.study.deciding import Decider
 from tuner.study.deciding import SLACK
 from tuner.study.lessons import retried
 from tuner.study.lessons import TRANSIENT
 from tuner.study.moves import Diagnosis
 from tuner.study.oracle import Oracle
-from tuner.study.plan import StudyPlan
 from tuner.study.state import StudyState
 from tuner.study.trial import TrialRun
 
@@ -36,9 +35,6 @@ POLL_S = 0.2
 
 HEARTBEAT_S = 2.0
 """Between heartbeats in the journal, seconds: what a crash may leave uncharged."""
-
-COUNT_S = 5.0
-"""Between looks at which nodes are alive, seconds."""
 
 PLACEMENT_TRIES = 3
 """Placements in a row that may time out before the study ends for lack of devices."""
@@ -58,11 +54,11 @@ class Loop:
 
     def __init__(self, state: StudyState, session: ClusterSession, share_nodes: bool) -> None:
         self.state, self._session = state, session
-        self.shape, self.parallel = _fit(state.plan, session, share_nodes)
+        self._capacity = Capacity(state.plan, session, share_nodes)
+        self.shape = self._capacity.shape
         self._unplaced = 0
-        self._share, self._fitting, self._counted = share_nodes, 1, float("-inf")
         if share_nodes:
-            state.knowledge.costs.crowd = max(1, -(-self.parallel // max(1, len(session.nodes()))))
+            state.knowledge.costs.crowd = max(1, -(-self._capacity.most // max(1, len(session.nodes()))))
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
         self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
@@ -125,16 +121,7 @@ class Loop:
 
     def _allowed_parallel(self) -> int:
         """The baseline runs alone: all later bounds rest on it."""
-        return min(self.parallel, self._fits_now()) if self.state.baseline is not None else 1
-
-    def _fits_now(self) -> int:
-        """Gangs that the live nodes can hold, at least one: nodes may have died, been put out of use, or come back."""
-        if time.monotonic() - self._counted > COUNT_S:
-            self._counted = time.monotonic()
-            devices = [node.devices for node in self._session.nodes() if node.devices >= self.shape.held_per_node]
-            held = sum(have // self.shape.held_per_node for have in devices) if self._share else len(devices)
-            self._fitting = max(1, held // self.shape.nodes)
-        return self._fitting
+        return self._capacity.now if self.state.baseline is not None else 1
 
     def _start_next(self, limit: float) -> bool:
         state = self.state
@@ -342,7 +329,7 @@ class Loop:
         node = self._session.quarantine(end.node_id)
         if node is None:
             return None
-        self._counted = float("-inf")
+        self._capacity.forget()
         self.state.emit("quarantine", node=node.address, node_id=node.node_id, text=end.text)
         return node.address
 
@@ -387,23 +374,3 @@ def _counts(record: dict[str, Any]) -> bool:
     """Whether a trial counts towards the job's limit: one of the search that was not cut off from outside."""
     cut_off = (record["failure"] or {}).get("class") in TRANSIENT
     return roles.searched(record) and not cut_off
-
-
-def _fit(plan: StudyPlan, session: ClusterSession, share_nodes: bool) -> tuple[GangShape, int]:
-    """How gangs lie on the cluster's nodes, and how many fit at once.
-
-    Raises:
-        UserError: the cluster has too few nodes with enough devices.
-    """
-    per_node, nodes = plan.setting.devices_per_node, plan.setting.nodes
-    able = [node for node in session.nodes() if node.devices >= per_node]
-    if len(able) < nodes:
-        have = ", ".join(f"{node.address}: {node.devices}" for node in session.nodes()) or "none"
-        raise UserError(
-            f"the job needs {nodes} node(s) with {per_node} devices each, Ray has {len(able)} ({have}); "
-            "set cluster.nodes and cluster.gpus_per_node to what there is"
-        )
-    held = per_node if share_nodes else min(node.devices for node in able)
-    fit = sum(node.devices // held for node in able) // nodes if share_nodes else len(able) // nodes
-    asked = plan.job.search.parallel_trials
-    return GangShape(nodes=nodes, ranks_per_node=per_node, held_per_node=held), min(fit, asked) if asked else fit
