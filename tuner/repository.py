@@ -56,7 +56,7 @@ def open_repository(path: Path, create: bool) -> Path:
     try:
         return Path(git(path, "rev-parse", "--show-toplevel"))
     except UserError:
-        raise UserError(f"--commit-to {path}: not a git repository; name one, or leave it out") from None
+        raise UserError(f"{path}: not a git repository; name the folder of one, or leave the option out") from None
 
 
 def read_file(repository: Path, revision: str, name: str) -> str | None:

@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
     folder = find_folder(args.study)
     if not folder.claim.exists():
+        if json.loads(folder.facts.read_text()).get("rehearsal"):
+            raise UserError(f"study {folder.name} is a rehearsal: nothing was measured, so there is nothing to commit")
         raise UserError(
             f"study {folder.name} has no winner to commit; `tune status {folder.handle}` says how far it came"
         )
