@@ -78,6 +78,7 @@ def test_the_same_claim_is_committed_once_and_an_approval_on_top(repository: Pat
     assert commit_claim(make_claim(), repository, create=False)["hash"] == first
     second = commit_claim(make_claim().approved("Ada"), repository, create=False)["hash"]
     assert git(repository, "rev-parse", f"{second}^") == first
+    assert "MFU +10.0 points" in git(repository, "log", "-1", "--format=%B", first)
     assert "Approved-by: Ada" in git(repository, "log", "-1", "--format=%B", second)
     (row,) = read_rows(git(repository, "show", f"{second}:tuning_ledger.csv"))
     assert row["approved_by"] == "Ada"

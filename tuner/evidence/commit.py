@@ -96,10 +96,10 @@ def commit_claim(claim: Claim, repository: Path, create: bool) -> dict[str, str]
     branch = branch_of(claim.study)
     at = tip_of(top, branch) or "HEAD"
     files = files_of(claim, read_file(top, at, TABLE), read_file(top, at, PAGE))
-    what = _what(claim) or "baseline kept"
+    what, sentence = _what(claim) or "baseline kept", wording.gain(claim.comparison)
     message = (
         f"Tune {claim.function.split(':')[-1]}: {what}\n\n"
-        f"{wording.gain(claim.comparison).capitalize()} on {claim.num_devices} × {claim.hardware}, "
+        f"{sentence[0].upper()}{sentence[1:]} on {claim.num_devices} × {claim.hardware}, "
         f"study {claim.study}.\n"
     )
     if claim.approved_by:
