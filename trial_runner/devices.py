@@ -26,6 +26,11 @@ print(best)
 """
 
 
+SLEEPING_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads of a CPU rank sleep at a barrier instead of spinning: a machine that runs anything beside them slows a
+spinning rank several times over, a sleeping one by its share."""
+
+
 OBJECT_STORE_GIB, SHM_PER_RANK_GIB = 1, 2
 """Shared memory that a node's trials may need: Ray's object store, which they hardly use, and for each rank NCCL's
 buffers for its peers on the node and the data loader's batches."""
@@ -115,6 +120,6 @@ def cpu_peak_flops(precision: str = "fp32", threads: int = 1, seconds: float = 2
         text=True,
         check=True,
         cwd=tempfile.gettempdir(),
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), **SLEEPING_THREADS},
     )
     return float(child.stdout.split()[-1])

@@ -20,6 +20,7 @@ from typing import Any
 
 from trial_runner import transport
 from trial_runner.compile_cache import cache_environment
+from trial_runner.devices import SLEEPING_THREADS
 from trial_runner.host_memory import oom_kills
 from trial_runner.spec import rank_log
 from trial_runner.spec import TrialSpec
@@ -225,6 +226,7 @@ def rank_environment(
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             **KEEP_FREED_MEMORY,
+            **SLEEPING_THREADS,
         }
     else:
         for name, value in (ALLOCATOR | transport.ASK).items():

@@ -40,7 +40,7 @@ def test_two_gangs_at_once_and_a_gang_over_two_nodes(two_nodes: Any, tmp_path: P
     )
     assert run.finish() == 0
     trials = run.events[-1]["trials"]
-    assert [trial["state"] for trial in trials] == ["measured"] * 3
+    assert [trial["state"] for trial in trials] == ["measured"] * 3, trials
     placed = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial_placed"}
     ended = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial"}
     assert placed[2] < ended[1], "trials 1 and 2 ran one after the other"
@@ -53,7 +53,7 @@ def test_two_gangs_at_once_and_a_gang_over_two_nodes(two_nodes: Any, tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     trial = json.loads(done.stdout.splitlines()[-1])["trials"][0]
-    assert trial["state"] == "measured"
+    assert trial["state"] == "measured", trial
     orders = sorted((studies / "two" / "trials" / "0000").glob("order-node*.json"))
     assert len(orders) == 2, "the gang did not lie on two nodes"
 
@@ -80,7 +80,7 @@ def test_user_repository_with_packages_of_our_names_trains(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     end = json.loads(done.stdout.splitlines()[-1])
-    assert end["trials"][0]["state"] == "measured"
+    assert end["trials"][0]["state"] == "measured", end["trials"]
     log = (tmp_path / "studies" / "s" / "trials" / "0000" / "rank0.log").read_text()
     assert "llama3" in log
 
@@ -94,4 +94,5 @@ def test_share_nodes_runs_two_gangs_on_one_node(tmp_path: Path) -> None:
     placed = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial_placed"}
     ended = {event["number"]: event["unix_s"] for event in run.events if event["event"] == "trial"}
     assert placed[2] < ended[1], "trials 1 and 2 ran one after the other"
-    assert [trial["state"] for trial in run.events[-1]["trials"]] == ["measured"] * 3
+    trials = run.events[-1]["trials"]
+    assert [trial["state"] for trial in trials] == ["measured"] * 3, trials

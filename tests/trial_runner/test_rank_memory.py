@@ -29,3 +29,9 @@ def test_cpu_ranks_keep_freed_memory_unless_the_candidate_says_otherwise(tmp_pat
     assert KEEP_FREED_MEMORY.items() <= environment(tmp_path, "cpu").items()
     assert "MALLOC_MMAP_MAX_" not in environment(tmp_path, "gpu")
     assert environment(tmp_path, "cpu", MALLOC_MMAP_MAX_="7")["MALLOC_MMAP_MAX_"] == "7"
+
+
+def test_threads_of_a_cpu_rank_sleep_at_barriers(tmp_path: Path) -> None:
+    """Two spinning gangs on the same cores slowed each other twentyfold, and both outlived their allowance."""
+    assert environment(tmp_path, "cpu")["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment(tmp_path, "cpu", OMP_WAIT_POLICY="ACTIVE")["OMP_WAIT_POLICY"] == "ACTIVE"

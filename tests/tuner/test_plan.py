@@ -14,7 +14,10 @@ from search_space.model import ModelShape
 from trial_runner import devices
 from trial_runner.recipe.base import BaseFunction
 from tuner.cli.start import embedded_job
+from tuner.records.layout import StudyFolder
 from tuner.study import plan as plan_module
+from tuner.study.opening import reopen
+from tuner.study.opening import write_study
 from tuner.study.plan import make_plan
 from tuner.study.plan import StudyPlan
 
@@ -36,7 +39,7 @@ precision = "fp32"
 def plan_of(debug_shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A planner that reads no module: the function's facts are given."""
 
-    def planner(text: str | Job, **knobs: Any) -> StudyPlan:
+    def planner(text: str | Job, *, share_nodes: bool = False, **knobs: Any) -> StudyPlan:
         facts: dict[str, Any] = {
             "tensor_parallel": 1,
             "pipeline_parallel": 1,
@@ -57,7 +60,7 @@ def plan_of(debug_shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> Any:
             seq_len=2048, local_batch=8, global_batch=-1, knobs=facts | knobs,
         )  # fmt: skip
         monkeypatch.setattr(plan_module, "describe", lambda target, path: base)
-        return make_plan(parse_job(text) if isinstance(text, str) else text, peak_flops=5e10)
+        return make_plan(parse_job(text) if isinstance(text, str) else text, peak_flops=5e10, share_nodes=share_nodes)
 
     return planner
 
@@ -73,6 +76,25 @@ def test_baseline_is_the_function_as_it_is(plan_of: Any) -> None:
 @pytest.mark.parametrize("chunks", [1, 8, 16])
 def test_the_loss_stays_as_the_function_computes_it(plan_of: Any, chunks: int) -> None:
     assert set(plan_of(TEXT, loss_chunks=chunks).pool["loss_chunks"].tolist()) == {chunks}
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, 1), (5, 2), (16, 8)])
+def test_a_slot_has_its_part_of_the_cores_unless_gangs_share_the_node(
+    plan_of: Any, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(devices, "num_cpu_slots", lambda: cores)
+    assert plan_of(TEXT).threads == threads
+    assert plan_of(TEXT, share_nodes=True).threads == 1
+
+
+def test_trials_of_other_threads_do_not_compare(plan_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "num_cpu_slots", lambda: 16)
+    plan = plan_of(TEXT)
+    folder = StudyFolder(tmp_path / "s")
+    write_study(folder, plan)
+    assert reopen(folder).threads == 8
+    with pytest.raises(UserError, match=r"threads 8 → 1 .*same --share-nodes"):
+        reopen(folder, share_nodes=True)
 
 
 def test_baseline_keeps_its_own_environment(plan_of: Any) -> None:

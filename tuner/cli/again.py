@@ -41,7 +41,7 @@ def go_on(folder: StudyFolder, job: Job, budget_s: float, args: argparse.Namespa
             display({"event": "study_end", **summary.to_json(), "reason": summary.ended})
         display.finish(folder, 0)
         return 0
-    return run_session(folder, lambda: reopen(folder), began, budget_s, args)
+    return run_session(folder, lambda: reopen(folder, share_nodes=args.share_nodes), began, budget_s, args)
 
 
 def different_sections(one: Job, other: Job) -> list[str]:

@@ -34,4 +34,4 @@ def run(args: argparse.Namespace) -> int:
     job = Job.model_validate_json(folder.job.read_text())
     with lease(folder):
         budget = parse_budget(args.budget) if args.budget else summarise(folder).budget_device_s
-        return run_session(folder, lambda: reopen(folder), job, budget, args)
+        return run_session(folder, lambda: reopen(folder, share_nodes=args.share_nodes), job, budget, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from functools import partial
 import importlib.resources
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
             # Only the holder of the lease may ask: a process that waited for it finds what the last holder left.
             if folder.facts.exists():
                 return go_on(folder, job, budget, args)
-            return run_session(folder, lambda: create(folder, job, sources), job, budget, args)
+            begin = partial(create, folder, job, sources, share_nodes=args.share_nodes)
+            return run_session(folder, begin, job, budget, args)
     finally:
         if not folder.facts.exists():
             # Nothing came of it: a request that could not be served leaves no empty study behind.

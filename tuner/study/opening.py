@@ -19,18 +19,21 @@ from tuner.study.transfer import read_source
 from tuner.study.transfer import write_transfer
 
 
-def create(folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = ()) -> StudyPlan:
+def create(
+    folder: StudyFolder, job: Job, sources: Sequence[StudyFolder] = (), *, share_nodes: bool = False
+) -> StudyPlan:
     """Plan a new study and write its fixed facts.
 
     Args:
         folder: the new study's folder.
         job: the job.
         sources: earlier studies whose coefficients and residuals carry over.
+        share_nodes: whether gangs may share a node.
 
     Raises:
         UserError: the job cannot be planned on this machine, or a source rests on other devices or software.
     """
-    plan = make_plan(job)
+    plan = make_plan(job, share_nodes=share_nodes)
     facts = study_facts(folder, plan)
     if sources:
         folder.root.mkdir(parents=True, exist_ok=True)
@@ -57,6 +60,7 @@ def study_facts(folder: StudyFolder, plan: StudyPlan) -> dict[str, Any]:
         "model": plan.base.shape.name,
         "function": f"{plan.base.module}:{plan.base.function}",
         "device": plan.device,
+        "threads": plan.threads,
         "hardware": plan.setting.hardware.name,
         "num_devices": plan.setting.num_devices,
         "peak_flops": plan.setting.hardware.peak(plan.setting.precision),
@@ -73,11 +77,15 @@ def study_facts(folder: StudyFolder, plan: StudyPlan) -> dict[str, Any]:
     }
 
 
-def reopen(folder: StudyFolder) -> StudyPlan:
+def reopen(folder: StudyFolder, *, share_nodes: bool = False) -> StudyPlan:
     """The plan of an existing study, with the peak measured when it was created.
 
+    Args:
+        folder: the study's folder.
+        share_nodes: whether gangs may share a node.
+
     Raises:
-        UserError: software versions changed since, so old and new trials would not be comparable.
+        UserError: software versions or devices changed since, so old and new trials would not be comparable.
     """
     job = Job.model_validate_json(folder.job.read_text())
     facts = json.loads(folder.facts.read_text())
@@ -86,19 +94,22 @@ def reopen(folder: StudyFolder) -> StudyPlan:
     if changed:
         words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
         raise UserError(f"study {folder.name}: {words} since it began; start a new study")
-    plan = make_plan(job, facts["peak_flops"] if facts["device"] == "cpu" else None, facts.get("workdir"))
+    peak = facts["peak_flops"] if facts["device"] == "cpu" else None
+    plan = make_plan(job, peak, facts.get("workdir"), share_nodes=share_nodes)
     found = {
         "device": plan.device,
+        "threads": plan.threads,
         "hardware": plan.setting.hardware.name,
         "num_devices": plan.setting.num_devices,
         "seq_len": plan.setting.seq_len,
         "global_batch_seqs": plan.setting.global_batch_seqs,
     }
-    differing = [f"{name} {facts[name]} → {value}" for name, value in found.items() if facts[name] != value]
+    began = {"threads": plan.threads, **facts}
+    differing = [f"{name} {began[name]} → {value}" for name, value in found.items() if began[name] != value]
     if differing:
         raise UserError(
             f"study {folder.name}: {', '.join(differing)} since it began, so old and new trials would not compare; "
-            "resume it on the same devices, or start a new study"
+            "resume it on the same devices and with the same --share-nodes, or start a new study"
         )
     if plan.base.shape != BaseFunction.from_json(facts["base"]).shape:
         raise UserError(f"study {folder.name}: the model {facts['function']} changed since it began; start a new study")

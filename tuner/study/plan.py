@@ -96,13 +96,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def make_plan(job: Job, peak_flops: float | None = None, workdir: str | None = None) -> StudyPlan:
+def make_plan(
+    job: Job, peak_flops: float | None = None, workdir: str | None = None, *, share_nodes: bool = False
+) -> StudyPlan:
     """Resolve a job on this machine.
 
     Args:
         job: the job.
         peak_flops: peak of one device, FLOP/s, when it is known from an earlier session of the same study.
         workdir: folder that relative paths of the config function mean; None: the user's, else the present one.
+        share_nodes: whether gangs may share a node: a CPU slot then has one core, not its part of all of them.
 
     Raises:
         UserError: the model cannot be read, the recipe does not fit the baseline, or the cluster is contradictory.
@@ -117,7 +120,7 @@ def make_plan(job: Job, peak_flops: float | None = None, workdir: str | None = N
     base = describe(job.model.torchtitan, job.model.path)
     notes = list(base.warnings)
     device, slots = _devices(job.cluster)
-    threads = max(1, devices.num_cpu_slots() // slots) if device == "cpu" else 1
+    threads = max(1, devices.num_cpu_slots() // slots) if device == "cpu" and not share_nodes else 1
     hardware = _hardware(job, device, slots, threads, peak_flops)
     seq_len = job.recipe.seq_len or base.seq_len
     num_devices = slots * job.cluster.nodes
