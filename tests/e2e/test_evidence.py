@@ -124,6 +124,6 @@ def test_a_claim_holds_until_the_code_becomes_slower(tmp_path: Path) -> None:
     found = json.loads(same.stdout)
     assert same.returncode in (0, 5) and found["verdict"] in ("hold", "cannot_tell"), found
     floor = found["finding"]["noise_floor_pct"] / 100
-    (tmp_path / "user" / "slow.txt").write_text(f"{2.5 * floor * claim.after.step_time_s:.4f}")
+    (tmp_path / "user" / "slow.txt").write_text(f"{2 * floor * claim.after.step_time_s:.4f}")
     slower = tune(tmp_path / "studies", *committed, timeout=600)
     assert slower.returncode == 4, slower.stdout

@@ -20,6 +20,7 @@ def side(candidate: Candidate, step_time_s: float, runs: int = 2) -> Side:
         run_medians_s=(step_time_s,) * runs,
         step_time_s=step_time_s,
         step_time_ci_s=(0.98 * step_time_s, 1.02 * step_time_s),
+        repeat_s=(0.95 * step_time_s, 1.05 * step_time_s),
         step_time_p95_s=1.1 * step_time_s,
         tokens_per_s_per_device=100 / step_time_s,
         mfu_pct=40 / step_time_s,

@@ -213,6 +213,12 @@ class _Session:
     def nodes(self) -> list[Any]:
         return list(self._nodes)
 
+    def on_lost(self, tell: Callable[[], None]) -> None:
+        """The head stays."""
+
+    def check(self) -> None:
+        """The head is there."""
+
     def quarantine(self, node_id: str) -> Any:
         """Leave the node out."""
         gone = [node for node in self._nodes if node.node_id == node_id]

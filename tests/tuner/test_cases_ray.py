@@ -40,6 +40,7 @@ class Session:
     """Stands for a joined cluster whose gangs hold plain slots."""
 
     resource = "tune_slot"
+    lost = False
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tuner.evidence.compare import compare
+from tuner.evidence.compare import repeat_interval
 from tuner.evidence.compare import unchanged
 from tuner.evidence.noise import estimate
 from tuner.evidence.noise import net_of_rounds
@@ -54,6 +55,19 @@ def test_noise_between_runs_widens_the_interval() -> None:
         covered += low <= 0 <= high
         wrong += found.significant
     assert covered >= 184 and wrong <= 10
+
+
+def test_the_interval_for_another_study_holds_what_another_study_measures() -> None:
+    """Runs differ by 2%, hours by as much; two runs in one hour say where a run in another falls."""
+    rng = np.random.default_rng(5)
+    inside = 0
+    for _ in range(300):
+        here, there = (np.exp(0.02 * rng.normal()) for _ in range(2))
+        mine = runs(rng, here, 2, 30, sd=0.02)
+        noise = estimate([[float(np.median(run)) for run in mine]], "cpu")
+        low, high = repeat_interval(mine, noise)
+        inside += low <= float(np.median(runs(rng, there, 1, 30, sd=0.02)[0])) <= high
+    assert inside >= 276
 
 
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), max_size=5), st.sampled_from(["cpu", "gpu"]))

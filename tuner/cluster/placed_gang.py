@@ -79,7 +79,7 @@ class PlacedGang:
     def __init__(self, session: ClusterSession, shape: GangShape, spec: TrialSpec, name: str) -> None:
         import ray
 
-        self._ray, self._shape, self._spec, self._name = ray, shape, spec, name
+        self._ray, self._session, self._shape, self._spec, self._name = ray, session, shape, spec, name
         self.placed_at: float | None = None
         self.released_at: float | None = None
         self.node_ids: list[str] = []
@@ -217,9 +217,11 @@ class PlacedGang:
             running = [agent.stop.remote() for node, agent in enumerate(self._agents) if self._runs(node)]
             if running:
                 ray.get(running, timeout=KILL_GRACE_S)
-        for agent in self._agents:
-            with contextlib.suppress(Exception):
-                ray.kill(agent)
+        # Agents are asked to stop directly; what asks the head would hang once that has gone.
+        if not self._session.lost:
+            for agent in self._agents:
+                with contextlib.suppress(Exception):
+                    ray.kill(agent)
         self._remove_group()
         self.released_at = time.monotonic()
 
@@ -227,5 +229,7 @@ class PlacedGang:
         return self._known.get(node, {"ended": None})["ended"] is None
 
     def _remove_group(self) -> None:
+        if self._session.lost:
+            return
         with contextlib.suppress(Exception):
             self._ray.util.remove_placement_group(self._group)

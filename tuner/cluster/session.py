@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any
 
 from search_space.errors import UserError
 from trial_runner.gang import free_port
+from tuner.cluster.head import HeadWatch
 from tuner.cluster.slurm import allocation
 from tuner.cluster.slurm import prepare_token
 from tuner.cluster.slurm import ray_over
@@ -55,11 +57,31 @@ class Needs:
 class ClusterSession:
     """A joined Ray cluster, seen as nodes with devices."""
 
-    def __init__(self, resource: str, dashboard_url: str | None, local: bool) -> None:
+    def __init__(self, resource: str, dashboard_url: str | None, local: bool, head: HeadWatch | None = None) -> None:
         self.resource = resource
         self.dashboard_url = dashboard_url
         self.local = local
+        self._head = head
         self._quarantined: dict[str, Any] = {}
+
+    @property
+    def lost(self) -> bool:
+        """Whether the cluster's head has gone: calls to it would hang."""
+        return self._head is not None and self._head.lost
+
+    def on_lost(self, tell: Callable[[], None]) -> None:
+        """Have something called, in another thread, once the head has gone."""
+        if self._head is not None:
+            self._head.on_lost(tell)
+
+    def check(self) -> None:
+        """Raise if the cluster's head has gone.
+
+        Raises:
+            UserError: it has.
+        """
+        if self._head is not None and self._head.lost:
+            raise UserError(self._head.text)
 
     def quarantine(self, node_id: str) -> RayNode | None:
         """Take a node's devices out of use for the rest of the session; None when it is gone or out already.
@@ -142,7 +164,7 @@ def join(
         needs: nodes to wait for in a running cluster; None: whatever is there.
 
     Raises:
-        UserError: the cluster does not answer, has no devices, or its nodes did not come.
+        UserError: the cluster does not answer, has no devices, its nodes did not come, or its head has gone.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -162,12 +184,13 @@ def join(
             resources = {} if device == "gpu" else {SLOT: slots}
             address = stack.enter_context(ray_over(several, resources, log_folder))
         context = _connect(ray, device, slots, address)
+        head = stack.enter_context(HeadWatch(ray.get_runtime_context().gcs_address))
         try:
             if several is not None:
                 wait_for_nodes(len(several.nodes), log_folder / "ray-workers.log")
             resource = _resource(ray, device)
             url = getattr(context, "dashboard_url", None)
-            session = ClusterSession(resource, f"http://{url}" if url else None, address is None)
+            session = ClusterSession(resource, f"http://{url}" if url else None, address is None, head)
             if address is not None and needs is not None:
                 session.await_nodes(needs)
                 session.resource = _resource(ray, device)
@@ -177,6 +200,13 @@ def join(
                     f"start its nodes with GPUs, or with --resources='{{\"{SLOT}\": 2}}' for CPU slots"
                 )
             yield session
+        except UserError:
+            raise
+        except Exception as error:
+            # What a call to a head that is going says is Ray's own; that it has gone is what helps.
+            if head.answers():
+                raise
+            raise UserError(head.text) from error
         finally:
             ray.shutdown()
 

@@ -55,6 +55,9 @@ class Side:
     device_s: float
     """Mean charge of a run, device-seconds."""
 
+    repeat_s: tuple[float, float] | None = None
+    """Where the median of a run in another study should fall, 95%, seconds; None in claims of earlier versions."""
+
     traces: tuple[str, ...] = ()
     """Profiler traces, relative to the folder of studies."""
 

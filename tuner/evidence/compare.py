@@ -107,6 +107,19 @@ def level_interval(runs: Sequence[np.ndarray], noise: Noise) -> tuple[float, tup
     return float(np.exp(level)), (low, high)
 
 
+def repeat_interval(runs: Sequence[np.ndarray], noise: Noise) -> tuple[float, float]:
+    """Where the median step time of one run of the same configuration in another study falls in 95% of cases, seconds.
+
+    A prediction interval: the error of the level, that of a single run, and what two hours differ by (as in
+    :attr:`Noise.apart_pct`).
+    """
+    rng = np.random.default_rng(0)
+    hours = noise.draws(1, rng, RESAMPLES) - noise.draws(1, rng, RESAMPLES)
+    error = spread(runs, noise, rng) + spread(runs[:1], noise, rng) + hours
+    low, high = (float(np.exp(_level(runs) + q)) for q in np.quantile(error, [0.025, 0.975]))
+    return low, high
+
+
 def _level(runs: Sequence[np.ndarray]) -> float:
     """Mean of the runs' log medians."""
     return float(np.mean([np.log(np.median(run)) for run in runs]))

@@ -45,6 +45,9 @@ class Holding:
     noise_floor_pct: float
     """Difference of two single runs that is noise, percent."""
 
+    apart_pct: float
+    """The same for runs in different hours: what unchanged code may differ by from its claim, percent."""
+
     runs: int
     """New runs."""
 
@@ -59,9 +62,10 @@ class Holding:
 def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> Holding:
     """The stated test.
 
-    The claim holds when the step time is surely (upper end of the 95% interval) not above it by the noise floor; it has
-    regressed when the step time is surely (lower end) above it by half the floor; else nobody can tell yet. Half the
-    floor, not zero: a test that is run every day must not cry for one chance difference in forty.
+    The claim holds when the step time is surely (upper end of the 95% interval) not above it by what two runs in
+    different hours differ by; it has regressed when the step time is surely (lower end) above it by half the noise
+    floor; else nobody can tell yet. Half the floor, not zero: a test that is run every day must not cry for one chance
+    difference in forty.
 
     Args:
         claimed: the configuration as it was claimed.
@@ -75,13 +79,14 @@ def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> 
     error = spread(runs, noise, rng) - noise.draws(len(claimed.run_medians_s), rng, RESAMPLES)
     change = level - float(np.log(claimed.step_time_s))
     low, high = (float(change + q) for q in np.quantile(error, [0.025, 0.975]))
-    floor = float(np.log1p(noise.floor_pct / 100))
-    verdict = HOLDS if high < floor else REGRESSED if low > floor / 2 else CANNOT_TELL
+    floor, apart = (float(np.log1p(value / 100)) for value in (noise.floor_pct, noise.apart_pct))
+    verdict = REGRESSED if low > floor / 2 else HOLDS if high < apart else CANNOT_TELL
     percent = [float(100 * np.expm1(value)) for value in (change, low, high)]
     words = {
-        HOLDS: f"not slower by the noise floor of {noise.floor_pct:.1f}%",
+        HOLDS: f"not slower by {noise.apart_pct:.1f}%, what two runs in different hours differ by",
         REGRESSED: f"slower by more than half the noise floor of {noise.floor_pct:.1f}%",
-        CANNOT_TELL: f"the interval is too wide for a noise floor of {noise.floor_pct:.1f}%",
+        CANNOT_TELL: f"neither surely below {noise.apart_pct:.1f}%, what two runs in different hours differ by, nor "
+        f"surely above half the noise floor of {noise.floor_pct:.1f}%",
     }
     return Holding(
         verdict=verdict,
@@ -90,6 +95,7 @@ def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> 
         change_pct=percent[0],
         change_ci_pct=(percent[1], percent[2]),
         noise_floor_pct=noise.floor_pct,
+        apart_pct=noise.apart_pct,
         runs=len(medians),
         why=f"step time {percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}] against the claim: {words[verdict]}",
     )

@@ -53,6 +53,7 @@ def report(claim: Claim) -> str:
     rows = [
         ("configuration", before.label, after.label),
         ("step time, s", _interval(before.step_time_s, before.step_time_ci_s), _after(after)),
+        ("median in another study, s", _range(before.repeat_s), _range(after.repeat_s)),
         ("95th percentile, s", f"{before.step_time_p95_s:.4g}", f"{after.step_time_p95_s:.4g}"),
         ("tokens/s/device", f"{before.tokens_per_s_per_device:.5g}", f"{after.tokens_per_s_per_device:.5g}"),
         ("MFU, %", _interval(before.mfu_pct, before.mfu_ci_pct), _interval(after.mfu_pct, after.mfu_ci_pct)),
@@ -120,6 +121,10 @@ def _after(side: Side) -> str:
 
 def _interval(value: float, interval: tuple[float, float]) -> str:
     return f"{value:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]"
+
+
+def _range(interval: tuple[float, float] | None) -> str:
+    return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval is not None else "–"
 
 
 def _numbers(side: Side) -> str:

@@ -14,6 +14,7 @@ from trial_runner.recipe.config_file import render
 from tuner.evidence.claim import Claim
 from tuner.evidence.claim import Side
 from tuner.evidence.compare import level_interval
+from tuner.evidence.compare import repeat_interval
 from tuner.evidence.compare import unchanged
 from tuner.repository import head_of
 from tuner.study.choosing import Choice
@@ -92,6 +93,7 @@ def _side(state: StudyState, judge: Judge, record: dict[str, Any]) -> Side:
         mfu_ci_pct=(100 * ideal_s / high, 100 * ideal_s / low),
         peak_reserved_gib=max(trial["peak_reserved_gib"] for trial in records),
         device_s=float(np.mean([trial["device_s"] for trial in records])),
+        repeat_s=repeat_interval(runs, noise),
         traces=tuple(
             "/".join([state.folder.name, *Path(trace).parts[-3:]]) for trial in records for trace in trial["traces"]
         ),

@@ -57,12 +57,14 @@ class Loop:
         self._capacity = Capacity(state.plan, session, share_nodes)
         self.shape = self._capacity.shape
         self._unplaced = 0
+        self._stopped_by = "stopped by the user"
         if share_nodes:
             state.knowledge.costs.crowd = max(1, -(-self._capacity.most // max(1, len(session.nodes()))))
         self._decider = Decider(state.asker, state.knowledge, state.meter, self.shape.devices, state.lessons)
         self._decider.remember(state.trials)
         self._running: dict[int, tuple[TrialRun, optuna.Trial | None]] = {}
         self._heartbeat = 0.0
+        session.on_lost(self._lose)
         self.oracle = Oracle(state.plan)
         for event in read_journal(state.folder.journal):
             if event["event"] == "dry_run":
@@ -86,6 +88,7 @@ class Loop:
                 pass
             if state.stop_asked:
                 self._stop_all()
+                self._session.check()
                 return "interrupted"
             if not self._running and self.reason:
                 return self.reason
@@ -114,6 +117,7 @@ class Loop:
         while number in self._running:
             if state.stop_asked:
                 self._stop_all()
+                self._session.check()
                 return None
             self._reap()
             time.sleep(POLL_S)
@@ -338,10 +342,15 @@ class Loop:
         best = self.state.best
         return float(best["step_time_ci_s"][1]) if best else None
 
+    def _lose(self) -> None:
+        """The cluster's head has gone: end as if stopped, and say so."""
+        self._stopped_by = "stopped because Ray's head was gone"
+        self.state.stop_asked = True
+
     def _stop_all(self) -> None:
         for number, (run, _) in list(self._running.items()):
             run.release()
-            self._finish(number, Failure(kind="interrupted", rank=None, text="stopped by the user"))
+            self._finish(number, Failure(kind="interrupted", rank=None, text=self._stopped_by))
 
     def _finish(self, number: int, outcome: Measurement | Failure, quarantined: str | None = None) -> None:
         """Release, charge, tell Optuna and the ledger, record; ``quarantined`` is a node that was put out of use."""
