@@ -23,7 +23,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e and not slow and not gpu and not faults and not services"
 	$(BIN)/python -m pytest -m "e2e and not slow and not gpu and not faults and not services"
 
-# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another) and postgresql.
+# What needs programs beyond Python's: Debian's chromium (LEDGERTUNE_CHROMIUM names another), postgresql and prometheus.
 test-services: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-services.lock
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m services tests/services

@@ -80,7 +80,7 @@ def test_prometheus_answers_every_panel_with_the_studys_figures(page: dict[str, 
             for name in GAUGES:
                 prometheus.wait_for(f"ray_{PREFIX}{name}")
             variable = next(entry for entry in page["templating"]["list"] if entry["name"] == "study")
-            assert variable["definition"] == f"label_values(ray_{PREFIX}budget_device_seconds, study)"
+            assert variable["query"]["query"] == f"label_values(ray_{PREFIX}budget_device_seconds, study)"
             asked = {"match[]": f"ray_{PREFIX}budget_device_seconds"}
             assert prometheus.ask("label/study/values", **asked) == ["my study"]
             shown = {
