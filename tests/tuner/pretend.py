@@ -216,6 +216,10 @@ class _Session:
     def on_lost(self, tell: Callable[[], None]) -> None:
         """The head stays."""
 
+    def steady(self) -> bool:
+        """The head is there."""
+        return True
+
     def check(self) -> None:
         """The head is there."""
 

@@ -82,6 +82,12 @@ class HeadWatch:
         """Have something called, in the watch's thread, once the head is lost."""
         self._tell = tell
 
+    def steady(self) -> bool:
+        """Wait while the head is away; whether it is there in the end. Asked before a call to it, which would hang."""
+        while self._thread.is_alive() and not self.lost and not self.answers():
+            time.sleep(self._look_s / 4)
+        return not self.lost
+
     def answers(self) -> bool:
         """Whether the store takes a connection now."""
         try:

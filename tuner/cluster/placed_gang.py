@@ -218,18 +218,16 @@ class PlacedGang:
             if running:
                 ray.get(running, timeout=KILL_GRACE_S)
         # Agents are asked to stop directly; what asks the head would hang once that has gone.
-        if not self._session.lost:
+        if self._session.steady():
             for agent in self._agents:
                 with contextlib.suppress(Exception):
                     ray.kill(agent)
-        self._remove_group()
+            self._remove_group()
         self.released_at = time.monotonic()
 
     def _runs(self, node: int) -> bool:
         return self._known.get(node, {"ended": None})["ended"] is None
 
     def _remove_group(self) -> None:
-        if self._session.lost:
-            return
         with contextlib.suppress(Exception):
             self._ray.util.remove_placement_group(self._group)

@@ -64,10 +64,9 @@ class ClusterSession:
         self._head = head
         self._quarantined: dict[str, Any] = {}
 
-    @property
-    def lost(self) -> bool:
-        """Whether the cluster's head has gone: calls to it would hang."""
-        return self._head is not None and self._head.lost
+    def steady(self) -> bool:
+        """Wait while the cluster's head is away; whether it is there in the end."""
+        return self._head is None or self._head.steady()
 
     def on_lost(self, tell: Callable[[], None]) -> None:
         """Have something called, in another thread, once the head has gone."""

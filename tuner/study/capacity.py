@@ -38,7 +38,7 @@ class Capacity:
     @property
     def now(self) -> int:
         """Gangs at once on the nodes that live, at least one: nodes die, are put out of use, come back."""
-        if time.monotonic() - self._counted > COUNT_S:
+        if time.monotonic() - self._counted > COUNT_S and self._session.steady():
             self._counted, self._fitting = time.monotonic(), self._count()
         return max(1, min(self.most, self._fitting))
 

@@ -82,7 +82,7 @@ class Loop:
         self.reason = ""
         while True:
             self._reap()
-            if self._canary.due and not self._running and not self.reason and not state.stop_asked:
+            if self._canary.due and not (self._running or self.reason or state.stop_asked) and self._session.steady():
                 self._start_canary(limit)
             while self._may_start() and self._start_next(limit):
                 pass
@@ -98,7 +98,7 @@ class Loop:
         """Whether another trial of the search may start now; one that is due to see the machine alone comes first."""
         if self.state.stop_asked or self.reason or self._canary.due:
             return False
-        return len(self._running) < self._allowed_parallel()
+        return len(self._running) < self._allowed_parallel() and self._session.steady()
 
     def run_one(self, candidate: Candidate, role: str, weights: str | None = None) -> dict[str, Any] | None:
         """Run one trial outside the search, if its worst case fits; returns its record.
@@ -110,7 +110,7 @@ class Loop:
         """
         state = self.state
         worst = self.shape.devices * state.knowledge.worst_s(candidate)
-        if state.stop_asked or not state.meter.fits(worst):
+        if state.stop_asked or not state.meter.fits(worst) or not self._session.steady():
             return None
         allowance = self._bounded(min(SLACK * worst, state.meter.left))
         number = self._launch(candidate, role, allowance, None, weights=weights)
