@@ -29,7 +29,7 @@ test-services: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m services tests/services
 
 faults: setup
-	$(BIN)/python -m pytest -m faults tests/faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults tests/faults
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -119,9 +119,16 @@ def ranks(folder: Path) -> list[psutil.Process]:
     return processes(folder, "trial_runner.r")
 
 
-def agents() -> list[psutil.Process]:
-    """Ray's worker processes that hold a gang's agent."""
-    return [p for p in psutil.process_iter(["cmdline"]) if "ray::Agent" in " ".join(p.info["cmdline"] or [])]
+def agents(folder: Path) -> list[psutil.Process]:
+    """Ray's worker processes that hold the agent of a gang whose trial lies under a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if "ray::Agent" in " ".join(process.info["cmdline"] or []) and any(
+                child.cwd().startswith(str(folder)) for child in process.children()
+            ):
+                found.append(process)
+    return found
 
 
 def kill_one(found: list[psutil.Process], dice: random.Random) -> bool:

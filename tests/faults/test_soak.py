@@ -85,7 +85,7 @@ def _throw(
             if kind == "rank":
                 done = kill_one(ranks(studies), dice)
             elif kind == "agent":
-                done = kill_one(agents(), dice)
+                done = kill_one(agents(studies), dice)
             elif kind == "node" and cluster.worker_nodes:
                 cluster.remove_node(dice.choice(list(cluster.worker_nodes)), allow_graceful=False)
                 cluster.add_node(num_cpus=2, resources={"tune_slot": 1})

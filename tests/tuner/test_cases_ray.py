@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 import os
 from pathlib import Path
 import resource
+import sys
 import time
 from typing import Any
 
@@ -40,6 +42,17 @@ class Session:
     """Stands for a joined cluster whose gangs hold plain slots."""
 
     resource = "tune_slot"
+    direct = False
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+
+    def free_nodes(self, devices: int) -> list[str]:
+        """The one node, once it has the room."""
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        return [node for node, has in free.items() if has.get(self.resource, 0) >= devices]
 
     def steady(self) -> bool:
         return True
@@ -204,3 +217,25 @@ def test_RUN_21_the_end_of_a_trial_leaves_the_shared_compile_cache_alone(
     assert entry.read_text() == "compiled by somebody else"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
     assert "TORCHINDUCTOR_CACHE_DIR" not in cache_environment(os.environ), "the user's own setting stays"
+
+
+def test_a_gang_is_placed_where_rays_placement_groups_are_stuck(
+    two_slots: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request to a silent node holds up every later one; free devices are then taken node by node."""
+    monkeypatch.setattr("tuner.cluster.placed_gang.STUCK_S", 0.5)
+    # The package has a function of the module's name, so the module is found by its full name only.
+    groups = sys.modules["ray.util.placement_group"].PlacementGroup
+    monkeypatch.setattr(groups, "wait", lambda self, timeout_seconds: False)
+    session = Session()
+    first, second = gang(session, 1, tmp_path), gang(session, 2, tmp_path)
+    assert first.wait_placed(20) and session.direct and len(first.node_ids) == 1
+    first.start(60)
+    assert not second.wait_placed(2), "one of the two slots is held"
+    first.release()
+    assert not +session.taken
+    third = gang(session, 2, tmp_path)
+    assert third.wait_placed(20)
+    third.start(60)
+    third.release()
+    assert not +session.taken

@@ -1,4 +1,4 @@
-"""A placed gang: a placement group with one bundle per node-share, an agent in each."""
+"""A placed gang: devices held on its nodes, an agent on each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from tuner.cluster.session import ClusterSession
 
 AGENT_TIMEOUT_S = 60.0
 """Longest wait for an agent's answer, seconds; after it the node counts as lost."""
+
+
+STUCK_S = 75.0
+"""Wait after which free devices that are not given count as Ray's fault: it gives a silent node up after 65 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,11 @@ class GangEnd:
 class PlacedGang:
     """One trial's gang on the cluster, from the asking for devices to their release.
 
+    Its devices are asked for as a placement group, one bundle per node-share. Ray serves these requests one after the
+    other, and one whose node fell silent in the middle holds up all others for as long as that node neither answers nor
+    closes its connections. So a gang that waits although enough nodes are free is placed without a group, node by node;
+    and so are the session's later ones.
+
     Args:
         session: the joined cluster.
         shape: nodes and ranks.
@@ -89,26 +98,45 @@ class PlacedGang:
         self._last_poll: dict[int, tuple[Any, float]] = {}
         bundle = {session.resource: float(shape.held_per_node)}
         self._resource = session.resource
-        self._group = ray.util.placement_group(
-            [dict(bundle) for _ in range(shape.nodes)],
-            strategy="STRICT_SPREAD" if shape.nodes > 1 else "STRICT_PACK",
-            name=name,
-        )
+        self._group: Any = None
+        if not session.direct:
+            self._group = ray.util.placement_group(
+                [dict(bundle) for _ in range(shape.nodes)],
+                strategy="STRICT_SPREAD" if shape.nodes > 1 else "STRICT_PACK",
+                name=name,
+            )
 
     def wait_placed(self, timeout_s: float, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until every bundle holds its devices; the meter runs from then on.
+        """Wait until every node-share has its devices; the meter runs from then on.
 
         Returns:
             Whether the gang was placed; when not, the request is withdrawn.
         """
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until and not interrupted():
-            if self._group.wait(timeout_seconds=0.2):
-                self.placed_at = time.monotonic()
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s and not interrupted():
+            if self._group is None:
+                time.sleep(0.2)
+            elif self._group.wait(timeout_seconds=0.2):
                 self.node_ids = self._find_nodes()
+                self.placed_at = time.monotonic()
+                return True
+            if (self._group is None or time.monotonic() - began > STUCK_S) and self._take_nodes():
+                self.placed_at = time.monotonic()
                 return True
         self._remove_group()
         return False
+
+    def _take_nodes(self) -> bool:
+        """Take as many free nodes as the gang needs, without a placement group; whether there are so many."""
+        session, shape = self._session, self._shape
+        free = session.free_nodes(shape.held_per_node)
+        if len(free) < shape.nodes:
+            return False
+        self._remove_group()
+        self._group, session.direct = None, True
+        self.node_ids = free[: shape.nodes]
+        session.taken.update({node: shape.held_per_node for node in self.node_ids})
+        return True
 
     def _find_nodes(self) -> list[str]:
         """Ray's ids of the nodes that the bundles lie on, in their order."""
@@ -137,6 +165,7 @@ class PlacedGang:
             deadline_s: seconds from placement after which the ranks are killed.
         """
         ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from tuner.cluster.agent import Agent
@@ -150,7 +179,9 @@ class PlacedGang:
                 "max_concurrency": 4,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=node
-                ),
+                )
+                if self._group is not None
+                else NodeAffinitySchedulingStrategy(self.node_ids[node], soft=False),
             }
             if self._resource not in ("CPU", "GPU"):
                 options["resources"] = {self._resource: held}
@@ -229,5 +260,8 @@ class PlacedGang:
         return self._known.get(node, {"ended": None})["ended"] is None
 
     def _remove_group(self) -> None:
+        if self._group is None:
+            self._session.taken.subtract({node: self._shape.held_per_node for node in self.node_ids})
+            return
         with contextlib.suppress(Exception):
             self._ray.util.remove_placement_group(self._group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -62,6 +63,10 @@ class ClusterSession:
         self.dashboard_url = dashboard_url
         self.local = local
         self._head = head
+        self.direct = False
+        """Whether gangs are placed without placement groups, see :class:`tuner.cluster.placed_gang.PlacedGang`."""
+        self.taken: Counter[str] = Counter()
+        """Devices of each node that gangs so placed hold; Ray's own count follows a moment later."""
         self._quarantined: dict[str, Any] = {}
 
     def steady(self) -> bool:
@@ -118,6 +123,17 @@ class ClusterSession:
             if node["Alive"] and devices and node["NodeID"] not in self._quarantined:
                 found.append(RayNode(node_id=node["NodeID"], address=node["NodeManagerAddress"], devices=devices))
         return found
+
+    def free_nodes(self, devices: int) -> list[str]:
+        """Ray's ids of the live nodes with so many free devices, as far as Ray knows now."""
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        return [
+            node.node_id
+            for node in self.nodes()
+            if min(free.get(node.node_id, {}).get(self.resource, 0), node.devices - self.taken[node.node_id]) >= devices
+        ]
 
     def await_nodes(self, needs: Needs) -> None:
         """Wait until enough nodes have joined; nothing is charged meanwhile.
