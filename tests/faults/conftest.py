@@ -63,13 +63,19 @@ OUTCOMES: list[Outcome] = []
 
 
 @pytest.fixture
-def outcome() -> Callable[[str, int, int, str], None]:
+def outcome(record_property: Callable[[str, object], None]) -> Callable[[str, int, int, str], None]:
     """Call with (fault, injected, survived, what was lost) at the end of a test; the table shows it."""
 
     def note(fault: str, injected: int = 1, survived: int = 1, lost: str = "nothing") -> None:
-        OUTCOMES.append(Outcome(fault, injected, survived, lost))
+        record_property("outcome", [fault, injected, survived, lost])
 
     return note
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect outcomes where the table is printed, whichever worker ran the test."""
+    if report.when == "call":
+        OUTCOMES.extend(Outcome(*value) for key, value in report.user_properties if key == "outcome")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
