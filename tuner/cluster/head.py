@@ -48,7 +48,7 @@ class HeadWatch:
         leave_s: float = LEAVE_S,
     ) -> None:
         host, _, port = address.rpartition(":")
-        self.address, self._target = address, (host.strip("[]"), int(port))
+        self.address, self._target = address, (host.strip("[]"), int(port) if port.isdecimal() else 0)
         self._look_s, self._patience_s, self._leave_s = look_s, patience_s, leave_s
         self._leave = leave or _leave
         self._tell: Callable[[], None] | None = None

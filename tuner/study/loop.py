@@ -42,6 +42,9 @@ PLACEMENT_TRIES = 3
 BASELINE_TRIES = 2
 """Tries of the baseline in one session."""
 
+HEAD_GONE = "stopped because Ray's head was gone"
+"""What is said of trials that a lost head ended."""
+
 
 class Loop:
     """Runs trials of a study on a cluster.
@@ -88,7 +91,7 @@ class Loop:
                 pass
             if state.stop_asked:
                 self._stop_all()
-                self._session.check()
+                self.check_head()
                 return "interrupted"
             if not self._running and self.reason:
                 return self.reason
@@ -117,7 +120,7 @@ class Loop:
         while number in self._running:
             if state.stop_asked:
                 self._stop_all()
-                self._session.check()
+                self.check_head()
                 return None
             self._reap()
             time.sleep(POLL_S)
@@ -343,9 +346,19 @@ class Loop:
         return float(best["step_time_ci_s"][1]) if best else None
 
     def _lose(self) -> None:
-        """The cluster's head has gone: end as if stopped, and say so."""
-        self._stopped_by = "stopped because Ray's head was gone"
-        self.state.stop_asked = True
+        """The cluster's head has gone: end as if stopped, and say so, unless the user had asked for the end."""
+        if not self.state.stop_asked:
+            self._stopped_by = HEAD_GONE
+            self.state.stop_asked = True
+
+    def check_head(self) -> None:
+        """Raise if the study stops because the cluster's head has gone.
+
+        Raises:
+            UserError: it does.
+        """
+        if self._stopped_by == HEAD_GONE:
+            self._session.check()
 
     def _stop_all(self) -> None:
         for number, (run, _) in list(self._running.items()):

@@ -129,7 +129,7 @@ def run_study(
                 confirm(loop)
                 if plan.job.budget.ablate and share:
                     ablate(loop)
-            session.check()
+            loop.check_head()
         if state.stop_asked:
             return INTERRUPTED, _end(state, "interrupted", ended="interrupted")
         return _conclude(state, options, reason)
