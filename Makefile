@@ -10,6 +10,7 @@ BUDGET ?= 0.35-gpu-hours
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
+	@echo "installing into $(VENV): some minutes and about 6 GB the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

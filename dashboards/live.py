@@ -196,7 +196,9 @@ def describe(event: dict[str, Any]) -> list[str]:
         return [f"canary: the baseline takes {event['change_pct']:+.1f}% of its first step time ({verdict})"]
     if kind == "ablation":
         kept = sum(change["kept"] for change in event["changes"])
-        return [f"ablation: {kept} of {len(event['changes'])} changes stay"]
+        unsure = sum(change["kept"] and change.get("sure") is False for change in event["changes"])
+        undecided = f", {unsure} of them undecided" if unsure else ""
+        return [f"ablation: {kept} of {len(event['changes'])} changes stay{undecided}"]
     if kind == "winner":
         lines = [f"winner: trial {event['number']} {event['label']} · {figures(event['comparison'])}"]
         return [*lines, f"why: {event['why']}"] if event.get("why") else lines

@@ -12,6 +12,10 @@ from tuner.records.summary import Summary
 from tuner.records.units import format_budget
 
 
+NOISY_PCT = 20.0
+"""Noise floor from which the report says that the machine was not quiet, percent."""
+
+
 def make_console() -> Console:
     """A console that wraps at the terminal's width, and does not wrap where there is no terminal."""
     console = Console(highlight=False, soft_wrap=False)
@@ -133,12 +137,14 @@ def spending_tables(document: dict[str, Any]) -> list[Table | str]:
     for kind, seconds in document["by_kind_s"].items():
         kinds.add_row(kind.replace("_", " "), f"{seconds:.1f}", f"{100 * seconds / spent:.1f}" if spent else "")
     kinds.add_row("sum", f"{spent:.1f}", "100.0" if spent else "", style="bold")
-    shown = [kind for kind, seconds in document["by_kind_s"].items() if seconds]
+    # The probe is the study's, no trial's.
+    charged = [trial["by_kind_s"] for trial in document["trials"]]
+    shown = [kind for kind in document["by_kind_s"] if any(kinds_s.get(kind) for kinds_s in charged)]
     trials = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("#", "state", "candidate", "device-s", *(kind.replace("_", " ") for kind in shown)):
         trials.add_column(name, justify="left" if name in ("state", "candidate") else "right")
     for trial in document["trials"]:
-        cells = [f"{trial['by_kind_s'][kind]:.1f}" for kind in shown]
+        cells = [f"{trial['by_kind_s'].get(kind, 0.0):.1f}" for kind in shown]
         trials.add_row(str(trial["number"]), trial["state"], trial["label"], f"{trial['device_s']:.1f}", *cells)
     lines: list[Table | str] = [headline, "", kinds, "", trials, ""]
     if document["saved_device_s"]:
@@ -211,7 +217,14 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
             text = f"noise: two runs of one configuration differ by up to {noise['floor_pct']:.1f}%"
             floors = [one["floor_pct"] for one in noise["by_node"].values()]
             spread = f"; {min(floors):.1f} to {max(floors):.1f}% by node" if floors else ""
-            console.print(f"{text} ({noise['repeats']} repeats){spread}", markup=False)
+            repeats = f"{noise['repeats']} repeat{'s' * (noise['repeats'] != 1)}"
+            console.print(f"{text} ({repeats}){spread}", markup=False)
+            if noise["floor_pct"] > NOISY_PCT:
+                console.print(
+                    "  that is much: something else used this machine, and the figures above are as rough. "
+                    "In a quieter hour `tune verify` tells whether they hold",
+                    markup=False,
+                )
         if summary.evidence.get("changes"):
             console.print()
             console.print(changes_table(summary.evidence["changes"]))

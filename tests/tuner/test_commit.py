@@ -224,3 +224,33 @@ def test_tune_commit_as_a_user_types_it(
     assert "Approved by: Ada" in capsys.readouterr().out
     assert main(["commit", "s"]) == 0
     assert (study / "repository" / ".git").exists() and os.path.exists(study / "claim.json")
+
+
+def test_verify_finds_the_study_of_its_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --repo a study's branch is looked for here, then in the study's own repository; else it is said where."""
+    from tuner.cli import main
+    from tuner.cli.verify import _repository
+
+    monkeypatch.setenv("LEDGERTUNE_STUDIES", str(tmp_path / "studies"))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    git(here, "init", "-q")
+    assert main(["verify", "tune/s"]) == 2
+    assert "has no commit 'tune/s'; `tune report STUDY` says" in capsys.readouterr().err
+    own = tmp_path / "studies" / "s" / "repository"
+    own.mkdir(parents=True)
+    assert _repository("tune/s") == own
+    assert _repository("HEAD") == Path()
+
+
+def test_a_mistyped_study_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuner.records.layout import find_folder
+
+    monkeypatch.setenv("LEDGERTUNE_STUDIES", str(tmp_path))
+    (tmp_path / "llama3_debugmodel").mkdir()
+    (tmp_path / "llama3_debugmodel" / "study.json").write_text("{}")
+    with pytest.raises(UserError, match="did you mean 'llama3_debugmodel'"):
+        find_folder("llama3_debugmode")

@@ -74,6 +74,21 @@ def test_the_probe_at_the_start_is_accounted_for(tmp_path: Path) -> None:
     assert document["spent_device_s"] == 12.5 == document["by_kind_s"]["probe"]
 
 
+def test_the_account_of_a_study_that_probed_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A probe is the study's spending and no trial's: its kind stands in one of the two tables only."""
+    run(monkeypatch, tmp_path / "s", make_plan(search={"max_trials": 2}), lambda *_: Behaviour(step_s=0.5), 1e5)
+    journal = Journal(StudyFolder(tmp_path / "s").journal)
+    journal.write("probe", device_s=12.5, suspects=[], figures={}, coefficients={})
+    journal.close()
+    assert main(["budget", str(tmp_path / "s")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["probe", "12.5"] in [line[:2] for line in lines]
+    heads = next(line for line in lines if line[:1] == ["#"])
+    assert "startup" in heads and "probe" not in heads
+
+
 def world(candidate: Candidate, number: int) -> Behaviour:
     """The baseline is fast; others are 2 times slower, or die, or compile."""
     if number == 0:

@@ -83,7 +83,9 @@ def _fail(text: str, code: int, as_json: bool, debug: bool) -> int:
 def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Parse the arguments; only the asked verb's module is imported."""
     parser = argparse.ArgumentParser(
-        prog="tune", description="Finds the fastest correct training configuration inside a GPU-hour budget."
+        prog="tune",
+        description="Finds the fastest correct training configuration inside a GPU-hour budget.",
+        epilog="`tune VERB --help` explains one. --debug anywhere shows where an error of ours came from.",
     )
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)

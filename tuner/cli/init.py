@@ -50,5 +50,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
     else:
         what = f"{slots} × {names[0]}" if names else f"{slots} CPU slots, no GPU"
-        print(f"wrote {path} for this machine ({what}); next: tune start {path} --budget 0.3-gpu-hours")
+        print(
+            f"wrote {path} for this machine ({what}); next: `tune plan {path}` (what fits, what to expect), then "
+            f"`tune start {path} --budget 0.3-gpu-hours`"
+        )
     return 0

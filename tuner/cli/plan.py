@@ -101,7 +101,7 @@ def _print_scaling(document: dict[str, Any]) -> None:
         low, high = entry["mfu_pct_interval"]
         part = entry["limiting_part"]
         limit = f"{part.replace('_', ' ')} ({entry['points'][part]:.0f}% of the step)"
-        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{min(high, 100):.0f}]"
         label = entry["label"] + (" (may not fit)" if entry["may_not_fit"] else "")
         table.add_row(*first, mfu, f"{entry['step_time_s']:.3g}", limit, label)
     console.print(table)
@@ -191,9 +191,10 @@ def _print(document: dict[str, Any]) -> None:
         memory = " ".join(f"{gib:.1f}" for gib in entry["memory_gib_by_rank"][:4])
         memory += " (may not fit)" if entry["may_not_fit"] else ""
         more = " …" if len(entry["memory_gib_by_rank"]) > 4 else ""
-        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{min(high, 100):.0f}]"
         best.add_row(str(number), entry["label"], mfu, f"{entry['step_time_s']:.3g}", memory + more)
-    console.print(best)
+    if document["candidates"]:
+        console.print(best)
     parts = Table("#", "ideal", title="Where the step goes, seconds", title_justify="left")
     names = list(document["candidates"][0]["parts_s"]) if document["candidates"] else []
     for name in names:
@@ -201,7 +202,8 @@ def _print(document: dict[str, Any]) -> None:
     for number, entry in enumerate(document["candidates"], start=1):
         cells = [f"{entry['parts_s'][name]:.3f}" for name in names]
         parts.add_row(str(number), f"{entry['ideal_s']:.3f}", *cells)
-    console.print(parts)
+    if document["candidates"]:
+        console.print(parts)
     short = document["shortage"]
     if short is not None:
         term = short["tightest_term"].replace("_", " ")
@@ -210,7 +212,10 @@ def _print(document: dict[str, Any]) -> None:
             f"term is {term}, {short['terms_gib'][short['tightest_term']]:.1f} GiB. What would help: "
             + "; ".join(short["help"])
         )
+    said: set[tuple[str, ...]] = set()
     for miss in document["near_misses"]:
-        console.print(f"nearly: {miss['label']}")
-        for reason in miss["reasons"]:
-            console.print(f"  {reason['code']}: {reason['text']}")
+        texts = tuple(f"  {reason['code']}: {reason['text']}" for reason in miss["reasons"])
+        if texts in said:
+            continue
+        said.add(texts)
+        console.print("\n".join([f"nearly: {miss['label']}", *texts]))

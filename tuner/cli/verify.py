@@ -20,7 +20,9 @@ def add_parser(subparsers: Any) -> None:
         "2 bad input or other devices, 130 interrupted",
     )
     parser.add_argument("commit", nargs="?", default="HEAD", help="commit that holds the claim (default: HEAD)")
-    parser.add_argument("--repo", default=".", help="repository of the commit (default: this folder)")
+    parser.add_argument(
+        "--repo", help="repository of the commit (default: this folder, or the study's own for tune/STUDY)"
+    )
     parser.add_argument("--name", help="which claim, where a commit holds several: the function's name")
     parser.add_argument("--path", help="folder of your own modules to measure with (default: where the study had it)")
     parser.add_argument("--runs", type=int, default=5, help="most runs (default: 5)")
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from tuner.evidence.commit import committed_claim
     from tuner.evidence.holding import CANNOT_TELL
     from tuner.evidence.holding import EXIT_CODES
+    from tuner.evidence.holding import HOLDS
     from tuner.records.layout import new_folder
     from tuner.records.lease import lease
     from tuner.study.run import RunOptions
@@ -56,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.runs < 1:
         raise UserError(f"verify: --runs {args.runs}; it needs at least one")
-    claim, module, commit = committed_claim(Path(args.repo).expanduser(), args.commit, args.name)
+    repository = Path(args.repo).expanduser() if args.repo else _repository(args.commit)
+    claim, module, commit = committed_claim(repository, args.commit, args.name)
     budget = parse_budget(args.budget) if args.budget else default_budget(claim, args.runs)
     folder = new_folder(args.study, f"verify-{commit[:8]}")
     display = choose_display(as_json=False, plain=True)
@@ -72,7 +76,25 @@ def run(args: argparse.Namespace) -> int:
         why = (facts["failure"] or {}).get("text", "the budget does not cover one run; raise --budget")
         print(f"cannot tell: nothing was measured: {why}")
     else:
-        print(f"{found.verdict.replace('_', ' ')}: {found.why} ({found.runs} runs, {facts['spent_device_s']} device-s)")
+        runs = f"{found.runs} run{'s' * (found.runs != 1)}"
+        verdict = {HOLDS: "holds"}.get(found.verdict, found.verdict.replace("_", " "))
+        print(f"{verdict}: {found.why} ({runs}, {facts['spent_device_s']} device-s)")
     if facts["interrupted"]:
         return 130
     return EXIT_CODES[found.verdict if found is not None else CANNOT_TELL]
+
+
+def _repository(commit: str) -> Path:
+    """Where a commit lies: this folder's repository, or the one in the study's folder for its branch."""
+    from tuner.records.layout import studies_root
+    from tuner.records.layout import StudyFolder
+    from tuner.repository import git
+
+    here = Path()
+    try:
+        git(here, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    except UserError:
+        own = StudyFolder(studies_root() / commit.removeprefix("tune/")).repository
+        if commit.startswith("tune/") and own.is_dir():
+            return own
+    return here

@@ -139,7 +139,13 @@ def committed_claim(repository: Path, revision: str, name: str | None = None) ->
         UserError: no repository, commit or claim, or several claims.
     """
     top = open_repository(repository, create=False)
-    commit = git(top, "rev-parse", "--verify", f"{revision}^{{commit}}")
+    try:
+        commit = git(top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    except UserError:
+        raise UserError(
+            f"{top} has no commit {revision!r}; `tune report STUDY` says in which repository a study's commit lies "
+            "(--repo)"
+        ) from None
     everywhere = git(top, "ls-tree", "-r", "--name-only", commit).splitlines()
     for files in (changed_files(top, commit), everywhere):
         claims = [file for file in files if file.endswith(CLAIM) and name in (None, Path(file).name[: -len(CLAIM)])]

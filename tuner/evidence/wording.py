@@ -34,7 +34,7 @@ def evidence(claim: Claim) -> str:
         f"loss: {claim.parity['verdict']} with the baseline's: {claim.parity['why']}",
         f"peak used for MFU: {claim.peak_flops / 1e12:.4g} TFLOP/s per device",
         f"versions: {', '.join(f'{key} {value}' for key, value in claim.versions.items())}",
-        f"code: {claim.git_head or 'not under version control'}",
+        f"your modules: {claim.git_head or 'none under version control (path under [model])'}",
         f"approved by: {claim.approved_by or 'nobody yet'}",
     ]
     lines += [f"bought: {_change(change)}" for change in claim.changes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+import difflib
 import json
 import os
 from pathlib import Path
@@ -170,8 +171,11 @@ def find_folder(name: str | None) -> StudyFolder:
         folder = StudyFolder(root)
         if folder.facts.exists():
             return folder
-    known = ", ".join(folder.name for folder in list_folders()[-8:]) or "none"
-    raise UserError(f"study {name!r} not found in {studies_root()}; there are: {known}")
+    names = [folder.name for folder in list_folders()]
+    near = difflib.get_close_matches(name, names, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(names[-8:]) or "none"
+    raise UserError(f"study {name!r} not found in {studies_root()}{meant}; there are: {known}")
 
 
 def _readable(facts: Path) -> bool:
