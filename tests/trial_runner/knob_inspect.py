@@ -72,6 +72,7 @@ def facts_of(trainer: Any) -> dict[str, Any]:
         "microbatches": trainer.num_pipeline_parallel_microbatches,
         "loss_chunks": getattr(trainer.config.loss, "num_chunks", 1),
         "memory_budget": torch._functorch.config.activation_memory_budget,
+        "micro_pipeline_tp": torch._inductor.config._micro_pipeline_tp,
         "experts": any("expert" in name for name, _ in part.named_modules()),
         "pre_hooks": len(part._forward_pre_hooks),
     }
