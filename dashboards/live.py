@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -48,17 +49,21 @@ class JsonDisplay(Display):
     def __init__(self) -> None:
         # Kept, so that what libraries print meanwhile can be sent elsewhere.
         self._stream = sys.stdout
+        # Warnings come from other threads; a signal's event may come in the middle of one of this thread's.
+        self._lock = threading.RLock()
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Print the event; progress is left out, it repeats several times a second."""
         partial = event["event"] == "study_end" and "trials" not in event
         if event["event"] in ("progress", "planning", "mlflow") or partial:
             return
-        try:
-            print(json.dumps(event), file=self._stream, flush=True)
-        except BrokenPipeError:
-            # Whoever read the events has left; the study goes on, its journal has them all.
-            self._stream = open(os.devnull, "w")  # noqa: SIM115
+        with self._lock:
+            try:
+                self._stream.write(json.dumps(event) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                # Whoever read the events has left; the study goes on, its journal has them all.
+                self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
 class PlainDisplay(Display):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -101,3 +104,36 @@ def test_waterfall_ends_at_the_step() -> None:
     rows = {line.split("  ")[0].strip(): line.rstrip() for line in console.export_text().splitlines()[2:]}
     assert rows["useful"].endswith("██████") and rows["unexplained"].endswith("         █")
     assert len({len(rows[name]) for name in ("unexplained", "step")}) == 1
+
+
+class Slow:
+    """A stream that gives other threads the word in every write."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.parts.append(text)
+        time.sleep(0.001)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_events_of_several_threads_stay_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning of the records' thread once stood in the middle of a trial's line."""
+    stream = Slow()
+    monkeypatch.setattr(sys, "stdout", stream)
+    display = JsonDisplay()
+
+    def tell(name: str) -> None:
+        for number in range(40):
+            display({"event": "warning", "text": name, "number": number})
+
+    threads = [threading.Thread(target=tell, args=(name,)) for name in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = "".join(stream.parts).splitlines()
+    assert len([json.loads(line) for line in lines]) == 120
