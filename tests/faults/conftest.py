@@ -184,6 +184,10 @@ def check_books(studies: Path, name: str, budget_device_s: float) -> dict[str, A
     counted = [t for t in facts["trials"] if t["state"] == "measured" and searched(t) and not t.get("undisturbed_s")]
     keys = [json.dumps(trial["candidate"], sort_keys=True) for trial in counted]
     assert len(keys) == len(set(keys)), "a measured candidate was measured again"
+    every = [
+        json.dumps(t["candidate"], sort_keys=True) for t in facts["trials"] if t["state"] == "measured" and searched(t)
+    ]
+    assert all(every.count(key) <= 2 for key in every), "a disturbed candidate was repeated more than once"
     return facts
 
 

@@ -125,16 +125,19 @@ def test_RAY_18_a_lost_node_ends_its_gang_within_seconds(three_nodes: Any, tmp_p
     wait_for_steps(studies / "s" / "trials" / "0001", 30)
     lies_on = {node.node_id: node for node in three_nodes.worker_nodes}
     began = time.monotonic()
-    for node in [node for key, node in lies_on.items() if key in _nodes_of(studies, placed["number"])][:1]:
-        three_nodes.remove_node(node, allow_graceful=False)
+    gone = [key for key in lies_on if key in _nodes_of(studies, placed["number"])][:1]
+    three_nodes.remove_node(lies_on[gone[0]], allow_graceful=False)
     failed = run.until("trial", number=1)
     assert time.monotonic() - began < 90
     assert failed["failure"]["class"] in ("node_lost", "agent_lost"), failed["failure"]
+    lost = _nodes_of(studies, 1).index(gone[0])
+    trial = studies / "s" / "trials" / "0001"
+    assert not processes(trial, "trial_runner.r", f"order-node{1 - lost}.json"), "the other node's rank lives on"
     # The lost node's own ranks end with its agent, a moment later; on a real node they went with the machine.
     until = time.monotonic() + 15
-    while processes(studies / "s" / "trials" / "0001", "trial_runner.r") and time.monotonic() < until:
+    while processes(trial, "trial_runner.r") and time.monotonic() < until:
         time.sleep(0.2)
-    assert not processes(studies / "s" / "trials" / "0001", "trial_runner.r")
+    assert not processes(trial, "trial_runner.r")
     assert run.finish() == 0
     facts = check_books(studies, "s", 3600)
     again = [trial["state"] for trial in facts["trials"] if trial["candidate"] == failed["candidate"]]
@@ -265,10 +268,6 @@ def test_hung_rank(tmp_path: Path, outcome: Note) -> None:
     ranks(studies)[0].send_signal(signal.SIGSTOP)
     failed = run.until("trial", number=1)
     assert failed["failure"]["class"] in ("hang", "timeout"), failed["failure"]
-    # The lost node's own ranks end with its agent, a moment later; on a real node they went with the machine.
-    until = time.monotonic() + 15
-    while processes(studies / "s" / "trials" / "0001", "trial_runner.r") and time.monotonic() < until:
-        time.sleep(0.2)
     assert not processes(studies / "s" / "trials" / "0001", "trial_runner.r")
     assert run.finish() == 0
     check_books(studies, "s", 3600)
