@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -67,6 +68,25 @@ def write_job(folder: Path, trials: int = 2, slots: int = 2, extra: str = "") ->
     path = folder / "job.toml"
     path.write_text(JOB.format(trials=trials, slots=slots) + extra)
     return path
+
+
+@contextlib.contextmanager
+def raylets(nodes: int, *, loses_head: bool = False) -> Iterator[Any]:
+    """A Ray of several nodes on this machine, one CPU slot each; the first is the head, which a test may kill."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "resources": {"tune_slot": 1}, "include_dashboard": False},
+    )
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=2, resources={"tune_slot": 1})
+        cluster.wait_for_nodes()
+        yield cluster
+    finally:
+        with contextlib.suppress(Exception) if loses_head else contextlib.nullcontext():
+            cluster.shutdown()
 
 
 class Background:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Background
+from tests.e2e.conftest import raylets
 from tests.e2e.conftest import tune
 from tests.e2e.conftest import write_job
 
@@ -19,17 +20,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def two_nodes() -> Iterator[Any]:
-    """Two raylets on this machine, one CPU slot each."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"tune_slot": 1}, "include_dashboard": False},
-    )
-    cluster.add_node(num_cpus=2, resources={"tune_slot": 1})
-    cluster.wait_for_nodes()
-    yield cluster
-    cluster.shutdown()
+    """Two raylets on this machine."""
+    with raylets(2) as cluster:
+        yield cluster
 
 
 def test_two_gangs_at_once_and_a_gang_over_two_nodes(two_nodes: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Background
+from tests.e2e.conftest import raylets
 from tests.e2e.conftest import tune
 from tuner.records.roles import searched
 
@@ -95,18 +96,9 @@ def write_job(folder: Path, trials: int, steps: int = 20, extra: str = "") -> Pa
 
 @pytest.fixture
 def three_nodes() -> Iterator[Any]:
-    """Three raylets on this machine, one slot each; the first is the head and is never killed."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"tune_slot": 1}, "include_dashboard": False},
-    )
-    for _ in range(2):
-        cluster.add_node(num_cpus=2, resources={"tune_slot": 1})
-    cluster.wait_for_nodes()
-    yield cluster
-    cluster.shutdown()
+    """Three raylets on this machine; the first is the head and is never killed."""
+    with raylets(3) as cluster:
+        yield cluster
 
 
 def processes(folder: Path, *words: str) -> list[psutil.Process]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-import contextlib
 import json
 from pathlib import Path
 import time
@@ -13,58 +12,21 @@ import pytest
 
 from tests.e2e.conftest import Background
 from tests.e2e.conftest import rank_pids
+from tests.e2e.conftest import raylets
 from tests.e2e.conftest import tune
 from tests.e2e.conftest import wait_for_steps
+from tests.e2e.conftest import write_job
 from tests.faults.conftest import check_books
 from tests.faults.conftest import journal
 
 
 pytestmark = pytest.mark.faults
 
-JOB = """
-[model]
-torchtitan = "llama3:llama3_debugmodel"
-[cluster]
-gpu = "cpu"
-gpus_per_node = 1
-nodes = 2
-[recipe]
-seq_len = 64
-global_batch_seqs = 4
-precision = "fp32"
-data = "synthetic"
-[search]
-compile = false
-activation_checkpoint = ["none", "full"]
-max_trials = 5
-[measure]
-probe = false
-trace = false
-stop_confidence = 1.0
-steps = 40
-warmup_steps = 2
-[budget]
-confirm_share = 0.0
-"""
-
-
-@contextlib.contextmanager
-def four_nodes() -> Any:
-    """Four raylets on this machine, one CPU slot each; the first is the head."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"tune_slot": 1}, "include_dashboard": False},
-    )
-    try:
-        for _ in range(3):
-            cluster.add_node(num_cpus=2, resources={"tune_slot": 1})
-        cluster.wait_for_nodes()
-        yield cluster
-    finally:
-        with contextlib.suppress(Exception):
-            cluster.shutdown()
+LONGER = {
+    "gpus_per_node = 1": "gpus_per_node = 1\nnodes = 2",
+    "steps = 4": "steps = 40\ntrace = false\nstop_confidence = 1.0",
+}
+"""What differs from the end-to-end tests' job: gangs of two nodes, trials that still run when it happens."""
 
 
 def gangs_at_once(events: list[dict[str, Any]]) -> int:
@@ -81,9 +43,11 @@ def gangs_at_once(events: list[dict[str, Any]]) -> int:
 
 def test_the_head_dies_under_two_gangs_of_two_nodes(tmp_path: Path, outcome: Callable[..., None]) -> None:
     studies = tmp_path / "studies"
-    job = tmp_path / "job.toml"
-    job.write_text(JOB)
-    with four_nodes() as cluster:
+    job = write_job(tmp_path, trials=5, slots=1)
+    for old, new in LONGER.items():
+        assert old in job.read_text()
+        job.write_text(job.read_text().replace(old, new))
+    with raylets(4, loses_head=True) as cluster:
         run = Background(
             studies, "start", str(job), "--budget", "1-gpu-hours", "--study", "s", "--address", cluster.address
         )
@@ -108,7 +72,7 @@ def test_the_head_dies_under_two_gangs_of_two_nodes(tmp_path: Path, outcome: Cal
     assert before["state"] != "running" and gangs_at_once(journal(studies, "s")) == 2
     measured = {str(trial["candidate"]) for trial in before["trials"] if trial["state"] == "measured"}
     assert measured
-    with four_nodes() as cluster:
+    with raylets(4) as cluster:
         resumed = tune(studies, "resume", "s", "--json", "--address", cluster.address, timeout=600)
     assert resumed.returncode == 0, resumed.stderr[-2000:]
     after = json.loads(resumed.stdout.splitlines()[-1])["trials"]
