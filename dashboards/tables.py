@@ -221,8 +221,8 @@ def print_summary(console: Console, summary: Summary, folder: StudyFolder) -> No
             console.print(f"{text} ({repeats}){spread}", markup=False)
             if noise["floor_pct"] > NOISY_PCT:
                 console.print(
-                    "  that is much: something else used this machine, and the figures above are as rough. "
-                    "In a quieter hour `tune verify` tells whether they hold",
+                    "  that is much: something else may have used this machine, and the figures above are as rough; "
+                    "a quieter hour tells more",
                     markup=False,
                 )
         if summary.evidence.get("changes"):

@@ -52,7 +52,8 @@ def plan_entry(assessment: Assessment, i: int) -> dict[str, Any]:
     """One candidate with the keys of ``tune plan``'s ``candidates``."""
     prices = assessment.prices
     by_rank = prices.memory_by_rank_bytes[i]
-    mfu = [100 * prices.ideal_s[i] / prices.step_time_high_s[i], 100 * prices.ideal_s[i] / prices.step_time_low_s[i]]
+    # A step time's optimistic end may lie below the ideal one, which no program reaches.
+    mfu = [100 * min(1.0, prices.ideal_s[i] / end[i]) for end in (prices.step_time_high_s, prices.step_time_low_s)]
     return {
         "candidate": assessment.pool.candidate(i).to_json(),
         "label": assessment.pool.candidate(i).label(),

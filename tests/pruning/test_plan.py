@@ -222,3 +222,43 @@ def test_what_may_not_fit_is_listed_after_what_fits() -> None:
     for doubt in (False, True):
         times = [entry["step_time_s"] for entry in listed if entry["may_not_fit"] is doubt]
         assert times == sorted(times)
+
+
+SMALL = """
+[model]
+layers = 6
+hidden = 256
+heads = 16
+kv_heads = 16
+ffn = 768
+vocab = 2048
+[cluster]
+gpu = "cpu"
+gpus_per_node = 2
+[recipe]
+seq_len = 2048
+global_batch_seqs = 8
+precision = "fp32"
+"""
+
+
+def test_no_interval_promises_more_than_the_whole_machine() -> None:
+    """On CPU slots the prior is so wide that a step time's lower end lies below the ideal one."""
+    entries = plan_verb.plan(parse_job(SMALL), 50, 5)["candidates"]
+    assert any(entry["step_time_interval_s"][0] < entry["ideal_s"] for entry in entries)
+    assert all(entry["mfu_pct"] < entry["mfu_pct_interval"][1] <= 100 for entry in entries)
+
+
+def test_a_plan_without_a_feasible_candidate_says_each_reason_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        JOB.format(framework="torchtitan").replace("nodes = 128", "nodes = 1").replace("4_194_304", "65_536")
+    )
+    assert call(plan_verb, str(job)) == 2
+    text = capsys.readouterr().out
+    assert "nothing fits" in text or "nearly" in text
+    assert "Fastest predicted" not in text and "Where the step goes" not in text
+    reasons = [block.split("\n", 1)[1] for block in text.split("nearly: ")[1:]]
+    assert len(reasons) == len(set(reasons))

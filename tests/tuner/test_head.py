@@ -38,6 +38,9 @@ def test_a_lost_head_is_told_once_and_raises() -> None:
         server.close()
         assert told.wait(10)
         assert not session.steady()
+        late = threading.Event()
+        session.on_lost(late.set)
+        assert late.is_set()
         with pytest.raises(UserError, match=r"Ray's head at 127\.0\.0\.1:[0-9]+ is gone .* `tune resume` goes on"):
             session.check()
     assert not left.wait(0.2), "an orderly end needs no other"

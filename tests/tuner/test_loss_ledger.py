@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import json
 from pathlib import Path
 import re
@@ -197,3 +198,11 @@ def test_measured_figures_are_read() -> None:
         with pytest.raises(UserError):
             parse_measured(text, 2.0)
     assert parse_parts("bubble=0.1, cpu-launch=0.2") == {"bubble": 0.1, "cpu_launch": 0.2}
+
+
+def test_no_part_may_take_less_than_no_time() -> None:
+    """On CPU slots the prior allows kernels faster than the measured peak."""
+    setting = replace(SETTING, hardware=find_hardware("cpu"), devices_per_node=2, nodes=1, global_batch_seqs=8)
+    setting = replace(setting, precision="fp32")
+    found = budget_of(Candidate(data_parallel_shard=2), setting, prior(setting), [])
+    assert min(found.low_s.values()) == 0.0 <= min(found.high_s.values())

@@ -201,7 +201,7 @@ def _print(found: dict[str, Any]) -> None:
     digits = digits_for(found["measured_step_s"])
     guessed = "~" if found["basis"] == "mfu" else ""
     for number, row in enumerate(found["rows"], start=1):
-        low, high = max(0.0, row["budget_interval_s"][0]), row["budget_interval_s"][1]
+        low, high = row["budget_interval_s"]
         table.add_row(
             str(number) if row["cause"] else "",
             row["part"].replace("_", " "),

@@ -101,7 +101,7 @@ def _print_scaling(document: dict[str, Any]) -> None:
         low, high = entry["mfu_pct_interval"]
         part = entry["limiting_part"]
         limit = f"{part.replace('_', ' ')} ({entry['points'][part]:.0f}% of the step)"
-        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{min(high, 100):.0f}]"
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
         label = entry["label"] + (" (may not fit)" if entry["may_not_fit"] else "")
         table.add_row(*first, mfu, f"{entry['step_time_s']:.3g}", limit, label)
     console.print(table)
@@ -191,7 +191,7 @@ def _print(document: dict[str, Any]) -> None:
         memory = " ".join(f"{gib:.1f}" for gib in entry["memory_gib_by_rank"][:4])
         memory += " (may not fit)" if entry["may_not_fit"] else ""
         more = " …" if len(entry["memory_gib_by_rank"]) > 4 else ""
-        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{min(high, 100):.0f}]"
+        mfu = f"{entry['mfu_pct']:.1f} [{low:.0f}–{high:.0f}]"
         best.add_row(str(number), entry["label"], mfu, f"{entry['step_time_s']:.3g}", memory + more)
     if document["candidates"]:
         console.print(best)

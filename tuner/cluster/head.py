@@ -79,8 +79,10 @@ class HeadWatch:
         )
 
     def on_lost(self, tell: Callable[[], None]) -> None:
-        """Have something called, in the watch's thread, once the head is lost."""
+        """Have something called, in the watch's thread, once the head is lost; at once if it is."""
         self._tell = tell
+        if self.lost:
+            tell()
 
     def steady(self) -> bool:
         """Wait while the head is away; whether it is there in the end. Asked before a call to it, which would hang."""

@@ -123,7 +123,7 @@ class PlacedGang:
             if (self._group is None or time.monotonic() - began > STUCK_S) and self._take_nodes():
                 self.placed_at = time.monotonic()
                 return True
-        self._remove_group()
+        self._give_back()
         return False
 
     def _take_nodes(self) -> bool:
@@ -132,7 +132,7 @@ class PlacedGang:
         free = session.free_nodes(shape.held_per_node)
         if len(free) < shape.nodes:
             return False
-        self._remove_group()
+        self._give_back()
         self._group, session.direct = None, True
         self.node_ids = free[: shape.nodes]
         session.taken.update({node: shape.held_per_node for node in self.node_ids})
@@ -253,13 +253,14 @@ class PlacedGang:
             for agent in self._agents:
                 with contextlib.suppress(Exception):
                     ray.kill(agent)
-            self._remove_group()
+            self._give_back()
         self.released_at = time.monotonic()
 
     def _runs(self, node: int) -> bool:
         return self._known.get(node, {"ended": None})["ended"] is None
 
-    def _remove_group(self) -> None:
+    def _give_back(self) -> None:
+        """Withdraw the placement group, or give back the nodes that were taken without one."""
         if self._group is None:
             self._session.taken.subtract({node: self._shape.held_per_node for node in self.node_ids})
             return

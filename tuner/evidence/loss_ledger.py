@@ -84,8 +84,9 @@ def budget_of(candidate: Candidate, setting: Setting, coefficients: Coefficients
     pool = Pool.from_candidates([candidate])
     found = extrapolate(pool, setting, coefficients, ratios)
     parts = {part: float(found.median.seconds[part][0]) for part in PARTS}
+    # A wide prior allows kernels faster than the peak; time lost to them cannot be negative.
     ends = [
-        {part: float(side[part][0]) for part in PARTS} | {OTHER: float(side["reserve"][0])}
+        {part: max(0.0, float(side[part][0])) for part in PARTS} | {OTHER: max(0.0, float(side["reserve"][0]))}
         for side in (found.low, found.high)
     ]
     return Budget(
