@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUDGET ?= 0.35-gpu-hours
 
-.PHONY: setup start test test-services test-slow test-validity faults lint audit docs clean
+.PHONY: setup start test test-services test-slow test-gpu test-validity faults lint audit docs clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,10 @@ faults: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# Knobs that no CPU can run; skipped one by one where the machine has too few GPUs. float8 also wants torchao.
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-validity: setup
 	$(BIN)/python -m pytest -m slow tests/trial_runner/dry_run/test_validity.py

@@ -35,6 +35,10 @@ ACTIVATION_CHECKPOINT = ("none", "selective", "full", "memory_budget", "first_n"
 """Kinds of activation checkpointing; the index is their code in pool arrays."""
 
 
+_LATER = {"symm_mem": False}
+"""Knobs that came later, and the value that says nothing: names of candidates on record stay what they were."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Candidate:
     """One full assignment of knobs.
@@ -99,6 +103,9 @@ class Candidate:
 
     forward_prefetch: int = 0
     """FSDP groups gathered ahead explicitly in forward; 0 leaves it to the framework."""
+
+    symm_mem: bool = False
+    """Whether FSDP's collectives work on symmetric memory (NCCL on Hopper or newer)."""
 
     loss_chunks: int = 8
     """Pieces in which the loss is computed; 1 materialises all logits at once."""
@@ -172,6 +179,8 @@ class Candidate:
             words.append("nosync")
         if self.forward_prefetch:
             words.append(f"prefetch{self.forward_prefetch}")
+        if self.symm_mem:
+            words.append("symm_mem")
         if self.loss_chunks != 8:
             words.append(f"loss/{self.loss_chunks}")
         if self.zero_stage != 3:
@@ -182,5 +191,6 @@ class Candidate:
 
     def key(self) -> str:
         """A stable 12-digit hexadecimal name of the assignment."""
-        text = "|".join(f"{name}={value}" for name, value in sorted(asdict(self).items()))
+        named = {name: value for name, value in asdict(self).items() if value != _LATER.get(name)}
+        text = "|".join(f"{name}={value}" for name, value in sorted(named.items()))
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -56,6 +56,7 @@ KNOBS = (
     Knob(name="fsdp_bucket", short="bucket", kind=int, help="blocks per FSDP group"),
     Knob(name="accumulate_without_sync", short="nosync", kind=bool, help="reduce gradients once per step"),
     Knob(name="forward_prefetch", short="prefetch", kind=int, help="FSDP groups gathered ahead"),
+    Knob(name="symm_mem", short="symm_mem", kind=bool, help="FSDP collectives on symmetric memory"),
     Knob(name="loss_chunks", short="loss_chunks", kind=int, help="pieces of the loss"),
     Knob(name="zero_stage", short="zero", kind=int, help="ZeRO stage (other frameworks)"),
     Knob(name="env", short="env", kind=str, help="named environment list"),

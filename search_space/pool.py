@@ -24,7 +24,7 @@ CODES: dict[str, tuple[str, ...]] = {
 """Knobs that arrays hold as the index into a list of names."""
 
 DTYPES = {"memory_budget": np.float32, "compile": np.bool_, "async_tp": np.bool_, "float8": np.bool_}
-DTYPES["accumulate_without_sync"] = np.bool_
+DTYPES |= {"accumulate_without_sync": np.bool_, "symm_mem": np.bool_}
 NAMES = tuple(field.name for field in fields(Candidate))
 """Column names: every knob, in the order of :class:`Candidate`."""
 
@@ -130,7 +130,7 @@ def canonical(candidate: Candidate) -> Candidate:
     if candidate.pipeline_parallel == 1:
         changes |= {"schedule": "1F1B", "virtual_stages": 1}
     if candidate.data_parallel_shard == 1 and candidate.context_parallel == 1:
-        changes |= {"reshard_after_forward": "default", "forward_prefetch": 0}
+        changes |= {"reshard_after_forward": "default", "forward_prefetch": 0, "symm_mem": False}
     if candidate.activation_checkpoint != "memory_budget":
         changes["memory_budget"] = 1.0
     if candidate.activation_checkpoint != "first_n":

@@ -35,6 +35,7 @@ SWITCHES = {
     "float8": 0.5,
     "accumulate_without_sync": 0.3,
     "forward_prefetch": 0.2,
+    "symm_mem": 0.3,
     "loss_chunks": 0.2,
 }
 """Unordered knobs: the distance between two different values."""

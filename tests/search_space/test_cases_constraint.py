@@ -18,6 +18,7 @@ from search_space.legal import legal_by_heads
 from search_space.legal import legal_tensor_parallel
 from search_space.model import ModelShape
 from search_space.model_torchtitan import preset_shape
+from search_space.pool import canonical
 from search_space.pool import Pool
 from search_space.rules import judge
 from search_space.rules import RISKS
@@ -63,6 +64,15 @@ def test_CON_01_tensor_parallel_beyond_the_key_value_heads() -> None:
     found = reason(Candidate(tensor_parallel=16, micro_batch=1), "tp_divides_kv_heads")
     assert (found.required, found.available) == (16, 8)
     assert "largest that does: 8" in found.text
+
+
+def test_symmetric_memory_needs_hopper_and_sharding() -> None:
+    asked = Candidate(data_parallel_shard=16, symm_mem=True)
+    assert "symm_mem_needs_hopper" not in codes(asked)
+    old = reason(asked, "symm_mem_needs_hopper", setting(hardware=find_hardware("A100-80GB")))
+    assert (old.required, old.available) == (9.0, 8.0)
+    assert "gpu_only_knob" in codes(asked, setting(hardware=find_hardware("cpu")))
+    assert not canonical(Candidate(data_parallel_replicate=16, symm_mem=True)).symm_mem
 
 
 def test_CON_06_rules_are_by_schedule_and_version() -> None:

@@ -54,6 +54,12 @@ def test_enumerated_candidates_use_all_devices_once(setting: Setting) -> None:
         assert canonical(candidate) == candidate
 
 
+def test_names_on_record_stay_what_they_were() -> None:
+    """Studies and tables on disk hold these; a knob that came later does not change them while it is off."""
+    assert Candidate(micro_batch=8, activation_checkpoint="selective").key() == "630eef8806ff"
+    assert Candidate(symm_mem=True).key() != Candidate().key()
+
+
 @given(setting=small_settings())
 @settings(max_examples=40, deadline=None)
 def test_every_refusal_has_numbers_that_disagree(setting: Setting) -> None:

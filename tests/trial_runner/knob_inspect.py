@@ -44,7 +44,15 @@ def facts_of(trainer: Any) -> dict[str, Any]:
         if isinstance(block, FSDPModule)
         for group in block._get_fsdp_state()._fsdp_param_groups
     }
+    collectives = {
+        type(one).__name__
+        for block in blocks.values()
+        if isinstance(block, FSDPModule)
+        for group in block._get_fsdp_state()._fsdp_param_groups
+        for one in (group._all_gather_comm, group._reduce_scatter_comm)
+    }
     return {
+        "collectives": sorted(collectives),
         "groups": groups(part),
         "wrapped": [name for name, block in blocks.items() if "Checkpoint" in str(list(block.named_modules()))],
         "compiled": [

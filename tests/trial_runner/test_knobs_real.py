@@ -90,6 +90,11 @@ CASES: dict[str, tuple[Candidate, Callable[[Facts], bool]]] = {
         Candidate(data_parallel_shard=2, tensor_parallel=2, compile=True),
         lambda f: not f["micro_pipeline_tp"],
     ),
+    "symm_mem": (
+        replace(SHARD4, symm_mem=True),
+        lambda f: f["collectives"] == ["SymmMemAllGather", "SymmMemReduceScatter"],
+    ),
+    "no symm_mem": (SHARD4, lambda f: f["collectives"] == ["DefaultAllGather", "DefaultReduceScatter"]),
     "expert_parallel": (replace(SHARD4, expert_parallel=2), lambda f: f["mesh"]["ep"] == 2 and f["experts"]),
     "no expert_parallel": (SHARD4, lambda f: f["mesh"]["ep"] == 1 and f["experts"]),
     "context_parallel": (Candidate(data_parallel_shard=2, context_parallel=2), lambda f: f["mesh"]["cp"] == 2),

@@ -56,6 +56,7 @@ def raised(candidate: Candidate, others: list[Candidate], spare: float = 0.5, **
             {"tensor_parallel": 2, "data_parallel_shard": 4},
             "smaller tensor parallelism",
         ),
+        ({"exposed_communication": 0.3}, {"symm_mem": True}, "symmetric memory"),
         ({"cpu_launch": 0.2}, {"compile": True}, "compile"),
         ({"cpu_launch": 0.2}, {"micro_batch": 4}, "larger micro-batch"),
         (

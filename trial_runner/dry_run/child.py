@@ -44,6 +44,8 @@ def load(order: dict[str, Any]) -> Any:
     # Graph capture does not go through fake tensors: the program runs eager, one compiled block is looked at apart.
     if not order["real"]:
         config.compile.enable = config.compile.enable_async_tensor_parallel = False
+        # The buffers are as large in symmetric memory, but only NCCL can allocate them there.
+        config.parallelism.enable_fsdp_symm_mem = False
     return config
 
 

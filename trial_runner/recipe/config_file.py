@@ -137,6 +137,8 @@ def _knob_lines(candidate: Candidate, base: BaseFunction, recipe: Recipe) -> tup
     ):
         ac_line, imports = _checkpoint_line(candidate)
         lines.append(ac_line)
+    if candidate.symm_mem != base.knobs.get("symm_mem", False):
+        lines.append(f"config.parallelism.enable_fsdp_symm_mem = {candidate.symm_mem}")
     lines.append(f"config.compile.enable = {candidate.compile}")
     lines.append(f"config.compile.enable_async_tensor_parallel = {candidate.async_tp}")
     if candidate.compile and not base.knobs.get("compile"):

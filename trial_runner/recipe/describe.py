@@ -74,6 +74,7 @@ def read_knobs(config: Any, warnings: list[str]) -> dict[str, Any]:
         "activation_checkpoint": names.get(kind, "selective"),
         "compile": config.compile.enable,
         "async_tp": config.compile.enable_async_tensor_parallel,
+        "symm_mem": parallel.enable_fsdp_symm_mem,
         "loss_chunks": getattr(config.loss, "num_chunks", 1),
         "float8": any("Float8" in type(part).__qualname__ for part in _parts(config.model_spec.model)),
     }

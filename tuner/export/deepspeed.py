@@ -123,6 +123,8 @@ def gaps_of(subject: Subject) -> list[Gap]:
         gap("float8", "by Transformer Engine layers in the model's code")
     if candidate.forward_prefetch:
         gap("forward_prefetch", "stage3_prefetch_bucket_size is in elements; the default depth is kept")
+    if candidate.symm_mem:
+        gap("symm_mem", "no such buffers")
     if candidate.accumulate_without_sync and zero_of(subject) > 1:
         gap("accumulate_without_sync", "stages 2 and 3 reduce in every micro-batch")
     elif candidate.accumulate_without_sync:

@@ -233,6 +233,8 @@ def gaps_of(subject: Subject) -> list[Gap]:
         gap("reshard_after_forward", "optim_grads_params frees parameters after forward, also in a pipeline")
     if candidate.forward_prefetch:
         gap("forward_prefetch", "gathers run ahead by themselves with overlap-param-gather")
+    if candidate.symm_mem:
+        gap("symm_mem", "--nccl-ub registers the buffers of Megatron FSDP with NCCL, which is nearest")
     if candidate.accumulate_without_sync:
         gap("accumulate_without_sync", "always on: gradients are reduced in the last micro-batch")
     if candidate.loss_chunks > 1:

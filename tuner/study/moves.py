@@ -109,6 +109,14 @@ TABLE = (
         spare_memory=True,
     ),
     Move(
+        part="exposed_communication",
+        share=0.08,
+        name="symmetric memory",
+        reason="NCCL gathers and scatters with fewer SMs, or by copy engines, over symmetric memory",
+        may_change=frozenset({"symm_mem"}),
+        leads_to=_on("symm_mem"),
+    ),
+    Move(
         part="recompute",
         share=0.05,
         name="weaker activation checkpointing",
