@@ -93,7 +93,8 @@ class Records:
     """When each rank's process began, seconds since the epoch."""
 
     prepared: dict[str, Any] = field(default_factory=dict)
-    """How the trial was set up: ``gc_freq`` (steps between collections), ``start_mode``; empty in older records."""
+    """How the trial was set up: ``gc_freq`` (steps between collections), ``start_mode``, and how fast its machine was:
+    ``control`` (name of the work), ``control_s`` (the slowest rank's round, seconds). Only what was recorded."""
 
 
 def read_records(folder: Path, world_size: int) -> Records:
@@ -119,6 +120,9 @@ def read_records(folder: Path, world_size: int) -> Records:
                     began.setdefault(rank, facts["unix_s"] - facts["at_s"])
                 if facts["event"] == "prepared":
                     prepared |= {key: facts[key] for key in ("gc_freq", "start_mode") if key in facts}
+                if "control_s" in facts:
+                    slowest = max(prepared.get("control_s", 0.0), facts["control_s"])
+                    prepared |= {"control": facts["control"], "control_s": slowest}
     return Records(steps, events, began, prepared)
 
 

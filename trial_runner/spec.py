@@ -66,6 +66,9 @@ class TrialSpec:
     weights: str | None = None
     """Folder of the seed weights: loaded before the first step, saved there if they are missing; None: from scratch."""
 
+    control: dict[str, Any] | None = None
+    """The control to run before the program, :class:`trial_runner.control.ControlWork` as data; None: none."""
+
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the candidate."""
 

@@ -62,6 +62,11 @@ def train(spec: TrialSpec, recorder: StepRecorder) -> None:
         from trial_runner.rank import cpu
 
         cpu.install(spec.threads)
+    if spec.control is not None:
+        from trial_runner.control import ControlWork
+        from trial_runner.rank.control import run_control
+
+        recorder.event("control", **run_control(ControlWork(**spec.control), spec.device, Path(spec.folder)))
     from trial_runner.rank import tokens
 
     loading.add_user_path(spec.user_path)

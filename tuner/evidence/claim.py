@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 from search_space.errors import UserError
+from tuner.evidence.machine import Control
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,9 @@ class Side:
 
     repeat_s: tuple[float, float] | None = None
     """Where the median of a run in another study should fall, 95%, seconds; None in claims of earlier versions."""
+
+    control: Control = field(default_factory=Control)
+    """How fast the machine was beside each run; empty in claims of earlier versions."""
 
     traces: tuple[str, ...] = ()
     """Profiler traces, relative to the folder of studies."""
@@ -169,7 +173,8 @@ class Claim:
         try:
             values = json.loads(text)
             for side in ("before", "after"):
-                values[side] = _known(Side, values[side])
+                control = _known(Control, values[side].pop("control", {}))
+                values[side] = _known(Side, {**values[side], "control": control})
             found: Claim = _known(cls, values)
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,200}", found.name):
                 # It becomes the name of a file in the user's repository.

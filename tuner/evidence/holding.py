@@ -12,6 +12,7 @@ import numpy as np
 from tuner.evidence.claim import Side
 from tuner.evidence.compare import RESAMPLES
 from tuner.evidence.compare import spread
+from tuner.evidence.machine import MachineChange
 from tuner.evidence.noise import Noise
 from tuner.evidence.noise import pooled
 
@@ -51,6 +52,18 @@ class Holding:
     runs: int
     """New runs."""
 
+    machine_change_pct: float | None
+    """Control now against the control beside the claim, percent; positive is a slower machine; None: not known."""
+
+    machine_change_ci_pct: tuple[float, float] | None
+    """95% interval of the same."""
+
+    net_change_pct: float
+    """The change less what a slower machine explains, percent: what is judged."""
+
+    net_change_ci_pct: tuple[float, float]
+    """95% interval of the same."""
+
     why: str
     """The verdict in words."""
 
@@ -59,18 +72,23 @@ class Holding:
         return asdict(self)
 
 
-def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> Holding:
+def holding(
+    claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray], machine: MachineChange | None = None
+) -> Holding:
     """The stated test.
 
-    The claim holds when the step time is surely (upper end of the 95% interval) not above it by what two runs in
-    different hours differ by; it has regressed when the step time is surely (lower end) above it by half the noise
-    floor; else nobody can tell yet. Half the floor, not zero: a test that is run every day must not cry for one chance
-    difference in forty.
+    What is judged is the change less what a slower machine explains: a control that is slower by as much excuses it. A
+    faster machine excuses nothing, so a claim never fails for a step time that it allows.
+
+    The claim holds when that is surely (upper end of the 95% interval) not above what two runs in different hours
+    differ by; it has regressed when it is surely (lower end) above half the noise floor; else nobody can tell yet. Half
+    the floor, not zero: a test that is run every day must not cry for one chance difference in forty.
 
     Args:
         claimed: the configuration as it was claimed.
         claimed_noise: run-to-run noise then.
         runs: steady step times of each new run, seconds; at least one.
+        machine: how the machine changed; None: not known.
     """
     medians = [float(np.median(run)) for run in runs]
     noise = pooled(claimed_noise, [medians])
@@ -78,10 +96,13 @@ def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> 
     level = float(np.mean(np.log(medians)))
     error = spread(runs, noise, rng) - noise.draws(len(claimed.run_medians_s), rng, RESAMPLES)
     change = level - float(np.log(claimed.step_time_s))
-    low, high = (float(change + q) for q in np.quantile(error, [0.025, 0.975]))
+    excused = 0.0 if machine is None else max(0.0, machine.change)
+    net = change + error - (0.0 if machine is None else np.maximum(0.0, machine.draws(rng, RESAMPLES)))
+    low, high = (float(value) for value in np.quantile(net, [0.025, 0.975]))
     floor, apart = (float(np.log1p(value / 100)) for value in (noise.floor_pct, noise.apart_pct))
     verdict = REGRESSED if low > floor / 2 else HOLDS if high < apart else CANNOT_TELL
-    percent = [float(100 * np.expm1(value)) for value in (change, low, high)]
+    percent = [float(100 * np.expm1(change + q)) for q in (0.0, *np.quantile(error, [0.025, 0.975]))]
+    net_percent = [float(100 * np.expm1(value)) for value in (change - excused, low, high)]
     words = {
         HOLDS: f"not slower by {noise.apart_pct:.1f}%, what two runs in different hours differ by",
         REGRESSED: f"slower by more than half the noise floor of {noise.floor_pct:.1f}%",
@@ -97,5 +118,20 @@ def holding(claimed: Side, claimed_noise: Noise, runs: Sequence[np.ndarray]) -> 
         noise_floor_pct=noise.floor_pct,
         apart_pct=noise.apart_pct,
         runs=len(medians),
-        why=f"step time {percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}] against the claim: {words[verdict]}",
+        machine_change_pct=None if machine is None else machine.pct,
+        machine_change_ci_pct=None if machine is None else machine.interval_pct(),
+        net_change_pct=net_percent[0],
+        net_change_ci_pct=(net_percent[1], net_percent[2]),
+        why=f"step time {_shown(percent)} against the claim{_machine(machine, net_percent)}: {words[verdict]}",
     )
+
+
+def _shown(percent: Sequence[float]) -> str:
+    return f"{percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}]"
+
+
+def _machine(machine: MachineChange | None, net: Sequence[float]) -> str:
+    if machine is None:
+        return ""
+    found = f", the machine's own {_shown([machine.pct, *machine.interval_pct()])}"
+    return f"{found}, net {_shown(net)}" if machine.change > 0 else found

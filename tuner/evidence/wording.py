@@ -59,6 +59,7 @@ def report(claim: Claim) -> str:
         ("MFU, %", _interval(before.mfu_pct, before.mfu_ci_pct), _interval(after.mfu_pct, after.mfu_ci_pct)),
         ("peak reserved, GiB", f"{before.peak_reserved_gib:.2f}", f"{after.peak_reserved_gib:.2f}"),
         ("runs", str(len(before.trials)), str(len(after.trials))),
+        ("control beside them, s a round", _control(before), _control(after)),
     ]
     changes = "; ".join(f"`{knob}`: {old} → {new}" for knob, (old, new) in claim.changed.items())
     lines = [
@@ -125,6 +126,10 @@ def _interval(value: float, interval: tuple[float, float]) -> str:
 
 def _range(interval: tuple[float, float] | None) -> str:
     return f"{interval[0]:.4g} to {interval[1]:.4g}" if interval is not None else "–"
+
+
+def _control(side: Side) -> str:
+    return ", ".join(f"{seconds:.4g}" for seconds in side.control.runs_s) or "–"
 
 
 def _numbers(side: Side) -> str:

@@ -16,6 +16,7 @@ from tuner.evidence.claim import Side
 from tuner.evidence.compare import level_interval
 from tuner.evidence.compare import repeat_interval
 from tuner.evidence.compare import unchanged
+from tuner.evidence.machine import Control
 from tuner.repository import head_of
 from tuner.study.choosing import Choice
 from tuner.study.judging import Judge
@@ -94,6 +95,7 @@ def _side(state: StudyState, judge: Judge, record: dict[str, Any]) -> Side:
         peak_reserved_gib=max(trial["peak_reserved_gib"] for trial in records),
         device_s=float(np.mean([trial["device_s"] for trial in records])),
         repeat_s=repeat_interval(runs, noise),
+        control=Control.of(records),
         traces=tuple(
             "/".join([state.folder.name, *Path(trace).parts[-3:]]) for trial in records for trace in trial["traces"]
         ),

@@ -16,6 +16,7 @@ from pruning.racing import Standing
 from search_space.candidate import Candidate
 from search_space.hardware import GIB
 from search_space.redact import redact_argv
+from trial_runner.control import ControlWork
 from trial_runner.effective import effective
 from trial_runner.effective import inactive_features
 from trial_runner.failure import Failure
@@ -43,6 +44,7 @@ from tuner.cluster.placed_gang import GangEnd
 from tuner.cluster.placed_gang import GangShape
 from tuner.cluster.placed_gang import PlacedGang
 from tuner.cluster.session import ClusterSession
+from tuner.records import roles
 from tuner.records.layout import StudyFolder
 from tuner.records.spending import split
 from tuner.repository import head_of
@@ -158,6 +160,7 @@ class TrialRun:
             text = render(self.candidate, plan.base, plan.recipe, function=name, header=header)
         config_file.write_text(text)
         env = dict(plan.job.env.get(self.candidate.env, {})) if self.candidate.env != "default" else {}
+        control = ControlWork.like(plan.setting.shape, plan.setting.seq_len, plan.device)
         spec = TrialSpec(
             study=self._study,
             trial=self.number,
@@ -175,6 +178,7 @@ class TrialRun:
             workdir=plan.workdir,
             threads=plan.threads,
             weights=self.weights,
+            control=control.to_json() if self.role in roles.COMPARED else None,
             env=env,
             program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={

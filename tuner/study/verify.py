@@ -22,6 +22,10 @@ from tuner.evidence.claim import Claim
 from tuner.evidence.holding import CANNOT_TELL
 from tuner.evidence.holding import Holding
 from tuner.evidence.holding import holding
+from tuner.evidence.machine import Control
+from tuner.evidence.machine import machine_change
+from tuner.evidence.machine import MachineChange
+from tuner.evidence.machine import SAME_SOFTWARE
 from tuner.evidence.noise import Noise
 from tuner.records import roles
 from tuner.records.journal import Journal
@@ -125,7 +129,7 @@ def verify(
             budget_device_s=options.budget_device_s,
             spent_device_s=0.0,
             pid=os.getpid(),
-            notes=[*plan.notes, *_other_versions(claim)],
+            notes=[*plan.notes, *_other_versions(claim), *_no_control(claim)],
         )
         candidate = plan.baseline
         found: Holding | None = None
@@ -138,7 +142,12 @@ def verify(
                 record = loop.run_one(candidate, roles.CONFIRM)
                 if record is None or record["state"] != "measured":
                     break
-                found = holding(claim.after, Noise.from_json(claim.noise), _times(state.measured, candidate))
+                found = holding(
+                    claim.after,
+                    Noise.from_json(claim.noise),
+                    _times(state.measured, candidate),
+                    _machine(claim, state.measured, plan.device),
+                )
                 if found.runs >= most_runs or (found.verdict != CANNOT_TELL and found.runs >= FEWEST_RUNS):
                     break
         facts = {
@@ -163,6 +172,12 @@ def _times(trials: list[dict[str, Any]], candidate: Candidate) -> list[np.ndarra
     return [steady_times(read_records(Path(trial["folder"]), candidate.num_devices)) for trial in trials]
 
 
+def _machine(claim: Claim, trials: list[dict[str, Any]], device: str) -> MachineChange | None:
+    if any(package in _changed(claim) for package in SAME_SOFTWARE):
+        return None
+    return machine_change(claim.after.control, Control.of(trials), device)
+
+
 def _failure(trials: list[dict[str, Any]]) -> dict[str, Any] | None:
     failed = [trial["failure"] for trial in trials if trial["failure"]]
     return failed[-1] if failed else None
@@ -178,4 +193,12 @@ def _other_versions(claim: Claim) -> list[str]:
     if not changed:
         return []
     words = ", ".join(f"{name} {old} → {new}" for name, (old, new) in changed.items())
-    return [f"the claim was measured with other software: {words}"]
+    blind = any(package in changed for package in SAME_SOFTWARE)
+    excuse = "; the control excuses nothing then: it may be slower for the same reason" if blind else ""
+    return [f"the claim was measured with other software: {words}{excuse}"]
+
+
+def _no_control(claim: Claim) -> list[str]:
+    if claim.after.control.runs_s:
+        return []
+    return ["the claim does not say how fast its machine was: a slower machine will look like slower code"]

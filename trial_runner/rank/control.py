@@ -1,0 +1,156 @@
+"""Runs the control on one rank: see :mod:`trial_runner.control`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+import os
+from pathlib import Path
+from statistics import median
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from trial_runner.control import ControlWork
+from trial_runner.control import HEAD
+
+
+WAIT = timedelta(seconds=30)
+"""How long a rank waits for the others of its node: they load their libraries at the same time."""
+
+WARM = 4
+"""Rounds that do not count."""
+
+ROUNDS = (8, 200)
+"""Fewest and most rounds that count."""
+
+
+def run_control(work: ControlWork, device: str, folder: Path) -> dict[str, Any]:
+    """Do the control's rounds together with the node's other ranks.
+
+    It uses a group of its own over loopback, so nothing of the default process group exists when the program begins.
+
+    Args:
+        work: the rounds.
+        device: ``cpu`` or ``gpu``.
+        folder: the trial's folder, where the node's ranks find each other.
+
+    Returns:
+        ``control``: the work's name; ``control_s``: median time of a round, seconds; ``rounds``. Or
+        ``control_failed``, in words: a trial does not fail by its control.
+    """
+    local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    try:
+        group = _group(folder / f"control-node{os.environ['GROUP_RANK']}", local, size) if size > 1 else None
+        times = _rounds(work, _device(device, local), group)
+    except Exception as error:
+        return {"control_failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    finally:
+        if device == "gpu":
+            # The program must find the device as if nothing had been there.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    return {"control": work.name, "control_s": median(times), "rounds": len(times)}
+
+
+def _device(device: str, local: int) -> torch.device:
+    if device == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _group(path: Path, rank: int, size: int) -> Any:
+    store = dist.FileStore(str(path), size)
+    store.set_timeout(WAIT)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = WAIT
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _rounds(work: ControlWork, device: torch.device, group: Any) -> list[float]:
+    """Times of the rounds that count, seconds; all ranks do as many."""
+    one = Round(work, device)
+    for _ in range(WARM):
+        usual = torch.tensor([_timed(one, group)])
+    _sum(usual, group, largest=True)
+    fewest, most = ROUNDS
+    return [_timed(one, group) for _ in range(max(fewest, min(most, int(work.seconds / float(usual)))))]
+
+
+def _timed(one: Round, group: Any) -> float:
+    began = time.perf_counter()
+    one.compute()
+    _sum(one.message, group)
+    one.update()
+    one.finish()
+    return time.perf_counter() - began
+
+
+def _sum(values: torch.Tensor, group: Any, largest: bool = False) -> None:
+    if group is None:
+        return
+    if largest:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        group.allreduce([values], options).wait()
+    else:
+        group.allreduce([values]).wait()
+
+
+class Round:
+    """The state of one rank's rounds.
+
+    Args:
+        work: sizes.
+        device: where.
+    """
+
+    def __init__(self, work: ControlWork, device: torch.device) -> None:
+        self._work, self._device = work, device
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dice = torch.Generator().manual_seed(0)
+        hidden, ffn = work.hidden, work.ffn
+        shapes = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 2 * ffn), (ffn, hidden)]
+        self._weights = [
+            (torch.randn(shape, generator=dice) * shape[0] ** -0.5).to(device, dtype).requires_grad_()
+            for shape in shapes
+        ]
+        self._input = torch.randn((work.tokens, hidden), generator=dice).to(device, dtype)
+        self._state = [torch.ones(work.state, device=device) for _ in range(4)]
+        # On a GPU the sum only keeps the ranks together; on a CPU it is what reducing gradients costs.
+        self.message = torch.zeros(1 if device.type == "cuda" else sum(weight.numel() for weight in self._weights))
+
+    def compute(self) -> None:
+        """A block forward and backward."""
+        work = self._work
+        qkv, out, up, down = self._weights
+        heads = work.hidden // HEAD
+        normed = F.rms_norm(self._input, (work.hidden,))
+        query, key, value = (
+            part.view(1, work.tokens, heads, HEAD).transpose(1, 2) for part in (normed @ qkv).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        stream = self._input + mixed.transpose(1, 2).reshape(work.tokens, work.hidden) @ out
+        gate, value = (F.rms_norm(stream, (work.hidden,)) @ up).chunk(2, dim=-1)
+        loss = (stream + (F.silu(gate) * value) @ down).float().square().mean()
+        loss.backward()
+        if self._device.type == "cpu":
+            torch.cat([weight.grad.flatten() for weight in self._weights], out=self.message)
+
+    def update(self) -> None:
+        """Adam's pass over arrays in memory (Kingma & Ba, 2015, algorithm 1, without bias correction)."""
+        value, gradient, first, second = self._state
+        first.lerp_(gradient, 0.1)
+        second.mul_(0.95).addcmul_(gradient, gradient, value=0.05)
+        value.addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-6)
+        for weight in self._weights:
+            weight.grad = None
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
