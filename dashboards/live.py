@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dashboards.console import make_console
 from dashboards.tables import figures
-from dashboards.tables import make_console
 from dashboards.tables import outcome_text
 from dashboards.tables import trial_table
 from tuner.records.layout import StudyFolder

@@ -16,14 +16,6 @@ NOISY_PCT = 20.0
 """Noise floor from which the report says that the machine was not quiet, percent."""
 
 
-def make_console() -> Console:
-    """A console that wraps at the terminal's width, and does not wrap where there is no terminal."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(console.width, 180))
-    return console
-
-
 def outcome_text(trial: dict[str, Any]) -> str:
     """One line on how a trial ended."""
     if trial["state"] == "measured":

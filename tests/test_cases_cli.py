@@ -113,6 +113,11 @@ def test_CLI_06_nothing_feasible_is_exit_code_2_with_reasons(
     assert code == 2 and end["near_misses"] and end["trials"] == [] and "no candidate is feasible" in end["reason"]
 
 
+def test_a_value_that_looks_like_an_option_is_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--budget", "-1-gpu-hours"]) == 2
+    assert "found '-1-gpu-hours', needs an amount with a unit" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("budget", [60.0, 150.0])
 def test_CLI_07_no_trial_starts_past_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float) -> None:
     """Whatever the budget, spent never exceeds it, and a trial starts only if its worst case fits."""

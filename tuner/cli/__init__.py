@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 import importlib
 import json
+import re
 import sys
 import traceback
 
@@ -46,7 +47,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code of the command-line contract."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = _values_joined(list(sys.argv[1:] if argv is None else argv))
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -69,6 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(text, 2, "--json" in arguments, debug)
         hint = "" if debug else "; --debug shows where"
         return _fail(f"a fault of ours: {type(error).__name__}: {error}{hint}", 1, "--json" in arguments, debug)
+
+
+def _values_joined(arguments: list[str]) -> list[str]:
+    """``--budget -1-gpu-hours`` as ``--budget=-1-gpu-hours``: a value that begins like a negative number is a value, so
+    that the verb can say what is wrong with it."""
+    joined: list[str] = []
+    for argument in arguments:
+        follows = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
+        if follows and re.match(r"-[\d.]", argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _fail(text: str, code: int, as_json: bool, debug: bool) -> int:

@@ -73,11 +73,10 @@ def run(args: argparse.Namespace) -> int:
         json.dump(result.to_json(), sys.stdout, allow_nan=False)
         print()
         return 0
-    from rich.console import Console
-
+    from dashboards.console import make_console
     from trial_runner.breakdown.render import show
 
-    show(result, Console(width=None if sys.stdout.isatty() else 150))
+    show(result, make_console())
     return 0
 
 

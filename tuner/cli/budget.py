@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: no such study.
     """
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
     from dashboards.tables import spending_tables
     from tuner.records.layout import find_folder
     from tuner.records.spending import spending

@@ -173,12 +173,12 @@ def _traces(paths: list[Path], subject: Any, budget: Any, step_s: float | None) 
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from dashboards.console import make_console
     from tuner.cli.extrapolate import digits_for
 
-    console = Console(highlight=False)
+    console = make_console()
     low, high = found["budget_step_interval_s"]
     console.print(
         f"{found['model']} on {found['devices']} {found['hardware']}, {found['label']}: budget "

@@ -159,7 +159,7 @@ def choose_candidate(job: Job, text: str | None, num_devices: int) -> Candidate:
 def _show(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
 
     console = make_console()
     if not facts["valid"]:

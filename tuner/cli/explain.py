@@ -91,10 +91,11 @@ def wrong_product(candidate: Any, devices: int) -> str:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     verdict = document["verdict"]
     console.print(f"{document['label']} by the {document['account']} account")
     low, high = document["step_time_interval_s"]

@@ -97,10 +97,11 @@ def small_run(source: str) -> Any:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     where = found["measured_on"]
     console.print(
         f"{found['model']} on {found['devices']} {found['hardware']}, sequence {found['seq_len']}, batch "

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     """Print one line a study, oldest first."""
     from rich.table import Table
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
     from tuner.records.layout import list_folders
     from tuner.records.layout import studies_root
     from tuner.records.summary import summarise

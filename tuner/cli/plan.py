@@ -86,10 +86,11 @@ def _scaling(args: argparse.Namespace, started: float) -> int:
 
 
 def _print_scaling(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     batch = "batch as the recipe says" if document["batch"] == "recipe" else "batch grows with the devices"
     console.print(f"{document['model']} on {document['hardware']} with {document['framework']}, {batch}", markup=False)
     table = Table("devices", "batch", "MFU %", "step s", "limited by", "candidate")
@@ -172,10 +173,11 @@ def plan(job: Any, top: int, near: int, coefficients: str | None = None) -> dict
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     console.print(
         f"{document['model']} on {document['devices']} {document['hardware']} with {document['framework']}: "
         f"{document['enumerated']} candidates, {document['feasible']} feasible "

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(found: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
 
     console = make_console()
     for node in found["nodes"]:

@@ -62,10 +62,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     for name, found in document["strategies"].items():
         table = Table(
             "group", "GPUs", "n", "pool", "trials to 1%", "cost / oracle", "regret after 3", "OOMs", title=name

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         return write_page(args)
     from rich.syntax import Syntax
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
     from dashboards.tables import parts_table
     from dashboards.tables import print_summary
     from search_space.candidate import Candidate

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
 
     console = make_console()
     low, high = found["step_time_interval_s"]

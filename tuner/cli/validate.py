@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _across_scale(args: argparse.Namespace) -> int:
-    from rich.console import Console
     from rich.table import Table
 
+    from dashboards.console import make_console
     from pruning.validate.scale import validate_across_scale
 
     if args.calibrate not in ("none", "loo"):
@@ -84,7 +84,7 @@ def _across_scale(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document))
         return 0
-    console = Console(highlight=False)
+    console = make_console()
     table = Table("table", "model", "hardware", "seq", "from GPUs", "rows", "to GPUs: median MFU error %", "all")
     for one in document["series"]:
         larger = ", ".join(f"{scale['gpus']}: {scale['mfu_error_pct']:.1f}" for scale in one["larger"])
@@ -93,17 +93,18 @@ def _across_scale(args: argparse.Namespace) -> int:
     console.print(table)
     overall = dict(document["overall"])
     for name, figures in overall.pop("tables").items():
-        console.print(f"{name}: " + ", ".join(f"{key} {_number(value)}" for key, value in figures.items()))
+        console.print(f"{name}: " + ", ".join(f"{_words(key)} {_number(value)}" for key, value in figures.items()))
     for key, value in overall.items():
-        console.print(f"{key}: {_number(value)}")
+        console.print(f"{_words(key)}: {_number(value)}")
     return 0
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from dashboards.console import make_console
+
+    console = make_console()
     table = Table("table", "model", "GPUs", "seq", "n", "Spearman", "top-1 %", "top-3 %", "step error %", "best")
     for group in document["groups"]:
         if group["n"] < 2:
@@ -120,14 +121,32 @@ def _print(document: dict[str, Any]) -> None:
     for name in ("tables", "memory_mape_pct_by_table", "feasibility_by_margin"):
         for key, value in overall.pop(name).items():
             words = value if isinstance(value, dict) else {"memory_mape_pct": value}
-            console.print(f"{key}: " + ", ".join(f"{k} {_number(v)}" for k, v in words.items()))
+            console.print(f"{key}: " + ", ".join(f"{_words(k)} {_number(v)}" for k, v in words.items()))
     for key, value in overall.items():
-        console.print(f"{key}: {_number(value)}")
+        if value not in (None, {}):
+            console.print(f"{_words(key)}: {_number(value)}")
     reasons: dict[str, int] = {}
     for row in document["unpriced"]:
         reasons[row["why"]] = reasons.get(row["why"], 0) + 1
     for why, count in sorted(reasons.items(), key=lambda pair: -pair[1]):
         console.print(f"not priced: {count} rows: {why}")
+
+
+_SHORT = {
+    "mape": "mean absolute error",
+    "n": "rows",
+    "top1": "top-1",
+    "top3": "top-3",
+    "mfu": "MFU",
+    "spearman": "Spearman",
+}
+
+
+def _words(key: str) -> str:
+    """A key of the document for a person: ``step_time_mape_pct`` is ``step time mean absolute error, %``."""
+    parts = key.split("_")
+    words = " ".join(_SHORT.get(part, part) for part in parts if part != "pct")
+    return f"{words}, %" if "pct" in parts else words
 
 
 def _number(value: Any) -> str:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(document: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
 
     console = make_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -63,7 +63,7 @@ def _tables(args: argparse.Namespace) -> int:
     """Published memory figures against dry run plus allowance."""
     from rich.table import Table
 
-    from dashboards.tables import make_console
+    from dashboards.console import make_console
     from tuner.referee.measured import compare_tables
 
     told = None if args.json else lambda line: print(line, file=sys.stderr)
