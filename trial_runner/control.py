@@ -22,11 +22,12 @@ FFN = {"cpu": 4096, "gpu": 28672}
 BLOCK_FLOP = {"cpu": 1.0e9, "gpu": 2.0e13}
 """FLOP of one round that its tokens are cut to: some hundredths of a second."""
 
-STATE = {"cpu": 1 << 22, "gpu": 1 << 27}
-"""Elements of each array of the optimizer's pass: more than a cache holds."""
+WINDOWS = {"cpu": 12, "gpu": 6}
+"""Windows; the median over them counts."""
 
-SECONDS = {"cpu": 1.5, "gpu": 1.0}
-"""How long the rounds last in all, warm-up not counted, seconds."""
+WINDOW_S = 0.25
+"""How long one is, seconds: about a step. A processor that is taken away now and then slows every step a little, and
+most single rounds not at all."""
 
 HEAD = 64
 """Elements of an attention head."""
@@ -34,7 +35,11 @@ HEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ControlWork:
-    """One round: a decoder block forward and backward, a sum over the node's ranks, an optimizer's pass."""
+    """One round: a decoder block forward and backward, and a word from every rank of the node.
+
+    Neither memory bandwidth nor large sums: on a shared machine they scatter ten times as much as a step does, and say
+    nothing of it (docs/evidence.md).
+    """
 
     tokens: int
     """Tokens that go through the block."""
@@ -45,11 +50,8 @@ class ControlWork:
     ffn: int
     """Width of the gated feed-forward layer, elements."""
 
-    state: int
-    """Elements of each array of the optimizer's pass."""
-
-    seconds: float
-    """How long the rounds last, seconds."""
+    windows: int
+    """Windows of :data:`WINDOW_S` that are timed."""
 
     @classmethod
     def like(cls, model: ModelShape, seq_len: int, device: str) -> ControlWork:
@@ -65,12 +67,12 @@ class ControlWork:
         ffn = max(HEAD, min(wide, FFN[device]))
         per_token = 6.0 * (4 * hidden**2 + 3 * hidden * ffn)
         tokens = int(max(16, min(seq_len, 8192, BLOCK_FLOP[device] // per_token)))
-        return cls(tokens=tokens, hidden=hidden, ffn=ffn, state=STATE[device], seconds=SECONDS[device])
+        return cls(tokens=tokens, hidden=hidden, ffn=ffn, windows=WINDOWS[device])
 
     @property
     def name(self) -> str:
         """What it was: times compare only under one name. The number in front changes when the work does."""
-        return f"1:{self.tokens}x{self.hidden}x{self.ffn}+{self.state}"
+        return f"1:{self.tokens}x{self.hidden}x{self.ffn}"
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""

@@ -44,16 +44,16 @@ def needs(gpus: int, capability: tuple[int, int] = (8, 0)) -> None:
         pytest.skip(f"needs compute capability {capability}, found {torch.cuda.get_device_capability()}")
 
 
-def train(folder: Path, candidate: Candidate) -> Measurement:
+def train(folder: Path, candidate: Candidate, control: bool = True) -> Measurement:
     """A short trial of the candidate on real ranks, traced."""
     base = describe("llama3:llama3_debugmodel")
     config = folder / "config.py"
     config.write_text(render(candidate, base, RECIPE, function="config", header="a GPU test"))
     ranks = candidate.num_devices
-    control = ControlWork.like(base.shape, RECIPE.seq_len, "gpu")
+    work = ControlWork.like(base.shape, RECIPE.seq_len, "gpu").to_json() if control else None
     spec = TrialSpec(
         study="gpu", trial=0, folder=str(folder), config_file=str(config), config_function="config",
-        world_size=ranks, device="gpu", warmup_steps=8, steps=10, data="synthetic", control=control.to_json(),
+        world_size=ranks, device="gpu", warmup_steps=8, steps=10, data="synthetic", control=work,
     )  # fmt: skip
     gang = NodeShare(spec, ranks=list(range(ranks)), node=0, master=("127.0.0.1", free_port()), deadline_s=540)
     until = time.monotonic() + 550
@@ -76,9 +76,12 @@ def test_a_plain_trial_measures_memory_that_its_control_did_not_leave(tmp_path: 
     found = train(tmp_path, Candidate(micro_batch=2))
     facts = read_records(tmp_path, 1).prepared
     assert facts["control_s"] > 0 and facts["control"]
-    control_bytes = 16 * ControlWork.like(describe("llama3:llama3_debugmodel").shape, 512, "gpu").state
     assert 0 < found.peak_allocated_bytes <= found.peak_reserved_bytes
-    assert found.peak_allocated_bytes != pytest.approx(control_bytes, rel=0.2)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without = train(plain, Candidate(micro_batch=2), control=False)
+    assert found.peak_allocated_bytes == pytest.approx(without.peak_allocated_bytes, rel=0.01)
+    assert found.peak_reserved_bytes == pytest.approx(without.peak_reserved_bytes, rel=0.05)
 
 
 def test_float8_products_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from trial_runner.control import ControlWork
 from trial_runner.control import HEAD
+from trial_runner.control import WINDOW_S
 
 
 WAIT = timedelta(seconds=30)
@@ -22,9 +23,6 @@ WAIT = timedelta(seconds=30)
 
 WARM = 4
 """Rounds that do not count."""
-
-ROUNDS = (8, 200)
-"""Fewest and most rounds that count."""
 
 
 def run_control(work: ControlWork, device: str, folder: Path) -> dict[str, Any]:
@@ -38,13 +36,13 @@ def run_control(work: ControlWork, device: str, folder: Path) -> dict[str, Any]:
         folder: the trial's folder, where the node's ranks find each other.
 
     Returns:
-        ``control``: the work's name; ``control_s``: median time of a round, seconds; ``rounds``. Or
+        ``control``: the work's name; ``control_s``: time of a round, seconds, the median of ``windows_s``. Or
         ``control_failed``, in words: a trial does not fail by its control.
     """
     local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     try:
         group = _group(folder / f"control-node{os.environ['GROUP_RANK']}", local, size) if size > 1 else None
-        times = _rounds(work, _device(device, local), group)
+        times = _windows(work, _device(device, local), group)
     except Exception as error:
         return {"control_failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
@@ -52,7 +50,7 @@ def run_control(work: ControlWork, device: str, folder: Path) -> dict[str, Any]:
             # The program must find the device as if nothing had been there.
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-    return {"control": work.name, "control_s": median(times), "rounds": len(times)}
+    return {"control": work.name, "control_s": median(times), "windows_s": times}
 
 
 def _device(device: str, local: int) -> torch.device:
@@ -71,38 +69,34 @@ def _group(path: Path, rank: int, size: int) -> Any:
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _rounds(work: ControlWork, device: torch.device, group: Any) -> list[float]:
-    """Times of the rounds that count, seconds; all ranks do as many."""
-    one = Round(work, device)
+def _windows(work: ControlWork, device: torch.device, group: Any) -> list[float]:
+    """Mean time of a round in each window, seconds; all ranks do as many rounds."""
+    block = Block(work, device)
     for _ in range(WARM):
-        usual = torch.tensor([_timed(one, group)])
-    _sum(usual, group, largest=True)
-    fewest, most = ROUNDS
-    return [_timed(one, group) for _ in range(max(fewest, min(most, int(work.seconds / float(usual)))))]
+        usual = torch.tensor([_timed(block, group, 1)])
+    _together(usual, group)
+    rounds = max(1, round(WINDOW_S / float(usual)))
+    return [_timed(block, group, rounds) for _ in range(work.windows)]
 
 
-def _timed(one: Round, group: Any) -> float:
+def _timed(block: Block, group: Any, rounds: int) -> float:
     began = time.perf_counter()
-    one.compute()
-    _sum(one.message, group)
-    one.update()
-    one.finish()
-    return time.perf_counter() - began
+    for _ in range(rounds):
+        block.run()
+        _together(torch.zeros(1), group)
+    return (time.perf_counter() - began) / rounds
 
 
-def _sum(values: torch.Tensor, group: Any, largest: bool = False) -> None:
-    if group is None:
-        return
-    if largest:
+def _together(value: torch.Tensor, group: Any) -> None:
+    """Wait for the node's other ranks; ``value`` becomes the largest of theirs."""
+    if group is not None:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        group.allreduce([values], options).wait()
-    else:
-        group.allreduce([values]).wait()
+        group.allreduce([value], options).wait()
 
 
-class Round:
-    """The state of one rank's rounds.
+class Block:
+    """A decoder block of one rank.
 
     Args:
         work: sizes.
@@ -120,12 +114,9 @@ class Round:
             for shape in shapes
         ]
         self._input = torch.randn((work.tokens, hidden), generator=dice).to(device, dtype)
-        self._state = [torch.ones(work.state, device=device) for _ in range(4)]
-        # On a GPU the sum only keeps the ranks together; on a CPU it is what reducing gradients costs.
-        self.message = torch.zeros(1 if device.type == "cuda" else sum(weight.numel() for weight in self._weights))
 
-    def compute(self) -> None:
-        """A block forward and backward."""
+    def run(self) -> None:
+        """Forward and backward, until the device has finished."""
         work = self._work
         qkv, out, up, down = self._weights
         heads = work.hidden // HEAD
@@ -138,19 +129,7 @@ class Round:
         gate, value = (F.rms_norm(stream, (work.hidden,)) @ up).chunk(2, dim=-1)
         loss = (stream + (F.silu(gate) * value) @ down).float().square().mean()
         loss.backward()
-        if self._device.type == "cpu":
-            torch.cat([weight.grad.flatten() for weight in self._weights], out=self.message)
-
-    def update(self) -> None:
-        """Adam's pass over arrays in memory (Kingma & Ba, 2015, algorithm 1, without bias correction)."""
-        value, gradient, first, second = self._state
-        first.lerp_(gradient, 0.1)
-        second.mul_(0.95).addcmul_(gradient, gradient, value=0.05)
-        value.addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-6)
         for weight in self._weights:
             weight.grad = None
-
-    def finish(self) -> None:
-        """Wait for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()
