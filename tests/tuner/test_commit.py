@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 import json
 import os
 from pathlib import Path
@@ -24,6 +25,7 @@ from tuner.evidence.commit import committed_claim
 from tuner.evidence.commit import END
 from tuner.evidence.commit import files_of
 from tuner.evidence.commit import read_rows
+from tuner.evidence.machine import Control
 from tuner.evidence.wording import report
 from tuner.repository import commit_files
 from tuner.repository import git
@@ -82,6 +84,28 @@ def test_the_same_claim_is_committed_once_and_an_approval_on_top(repository: Pat
     assert "Approved-by: Ada" in git(repository, "log", "-1", "--format=%B", second)
     (row,) = read_rows(git(repository, "show", f"{second}:tuning_ledger.csv"))
     assert row["approved_by"] == "Ada"
+
+
+def test_a_claim_keeps_how_fast_its_machine_was() -> None:
+    claim = make_claim()
+    claim = replace(
+        claim,
+        before=replace(claim.before, control=Control(work="w", runs_s=(0.05, 0.06))),
+        after=replace(claim.after, control=Control(work="w", runs_s=(0.04,))),
+    )
+    read = Claim.from_json(claim.to_json(), "x")
+    assert (read.before.control, read.after.control) == (claim.before.control, claim.after.control)
+    assert claim.control == Control(work="w", runs_s=(0.04, 0.05, 0.06))
+    assert "| control beside them, s a round | 0.05, 0.06 | 0.04 |" in report(claim)
+    # Another environment may slow the control itself, and so may other work.
+    other = replace(claim.before, candidate=claim.before.candidate | {"env": "planted"})
+    assert replace(claim, before=other).control == claim.after.control
+    other = replace(claim.before, control=Control(work="v", runs_s=(0.05,)))
+    assert replace(claim, before=other).control == claim.after.control
+    assert replace(claim, before=claim.after).control == claim.after.control
+    earlier = json.loads(claim.to_json())
+    del earlier["before"]["control"], earlier["after"]["control"]
+    assert Claim.from_json(json.dumps(earlier), "x").control == Control()
 
 
 def dirty(repository: Path) -> None:

@@ -76,7 +76,8 @@ def device_of(sd: float) -> str:
 @pytest.mark.parametrize("sd", [0.003, 0.01, 0.03])
 @pytest.mark.parametrize("slower", [0.0, 0.1, 0.25])
 def test_a_slower_machine_is_no_regression_and_hides_none(sd: float, slower: float) -> None:
-    """200 verifications on a machine that has become slower by ``slower`` for code and control alike."""
+    """200 verifications on a machine that has become slower by ``slower`` for code and control alike; the control
+    scatters as much as a step time does, its claim has that of both sides' runs."""
     rng = np.random.default_rng(11)
     alarms = doubts = caught = 0
     for _ in range(200):
@@ -84,7 +85,7 @@ def test_a_slower_machine_is_no_regression_and_hides_none(sd: float, slower: flo
         others = [[np.exp(sd * rng.normal()) for _ in range(3)] for _ in range(2)]
         noise = estimate([first, *others], device_of(sd))
         claimed = float(np.exp(np.mean(np.log(first))))
-        control = Control(work="w", runs_s=tuple(0.05 * float(np.exp(sd * rng.normal())) for _ in range(2)))
+        control = Control(work="w", runs_s=tuple(0.05 * float(np.exp(sd * rng.normal())) for _ in range(4)))
         round_s = 0.05 * (1 + slower)
         same = again(rng, 1 + slower, sd, noise, claimed, control=(control, round_s))
         alarms += same.verdict == REGRESSED
@@ -92,7 +93,7 @@ def test_a_slower_machine_is_no_regression_and_hides_none(sd: float, slower: flo
         floor = float(np.log1p(noise.floor_pct / 100))
         worse = (1 + slower) * float(np.exp(2 * floor))
         caught += again(rng, worse, sd, noise, claimed, control=(control, round_s)).verdict == REGRESSED
-    assert alarms <= 3 and doubts <= 20 and caught >= 180, (alarms, doubts, caught)
+    assert alarms <= 5 and doubts <= 32 and caught >= 182, (alarms, doubts, caught)
 
 
 def test_a_faster_machine_excuses_nothing_and_accuses_nobody() -> None:
@@ -102,6 +103,21 @@ def test_a_faster_machine_excuses_nothing_and_accuses_nobody() -> None:
     found = holding(side(Candidate(), 1.0), noise, [np.full(30, 1.0)] * 3, faster)
     assert found.verdict == HOLDS and found.net_change_pct == pytest.approx(0, abs=1e-6)
     assert holding(side(Candidate(), 1.0), noise, [np.full(30, 1.2)] * 3, faster).verdict == REGRESSED
+
+
+def test_a_small_difference_of_the_control_excuses_little_and_a_large_one_nearly_all() -> None:
+    rng = np.random.default_rng(0)
+    claimed = Control(work="w", runs_s=(0.05,) * 4)
+
+    def excuse(change: float) -> float:
+        # The spread of the prior alone: 2%.
+        found = machine_change(claimed, Control(work="w", runs_s=(0.05 * float(np.exp(change)),) * 3), "cpu")
+        assert found is not None and found.change == pytest.approx(change)
+        return float(found.draws(0.02, rng, 4000).mean())
+
+    small, large = excuse(0.01), excuse(0.2)
+    assert 0 < small < 0.008 and 0.18 < large < 0.2
+    assert excuse(-0.2) == pytest.approx(-large, abs=0.005)
 
 
 def test_the_machine_is_only_compared_by_the_same_work() -> None:

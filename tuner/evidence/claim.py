@@ -146,6 +146,16 @@ class Claim:
     """Who approved it; empty: nobody yet."""
 
     @property
+    def control(self) -> Control:
+        """How fast the machine was: the control beside the winner's runs, and beside the baseline's where its ranks had
+        the same environment."""
+        same = self.before.candidate.get("env") == self.after.candidate.get("env")
+        alike = self.before.control.work == self.after.control.work
+        if self.before == self.after or not (same and alike):
+            return self.after.control
+        return replace(self.after.control, runs_s=self.after.control.runs_s + self.before.control.runs_s)
+
+    @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """Knobs that differ: value before, value after."""
         before, after = self.before.candidate, self.after.candidate

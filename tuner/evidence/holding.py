@@ -96,13 +96,13 @@ def holding(
     level = float(np.mean(np.log(medians)))
     error = spread(runs, noise, rng) - noise.draws(len(claimed.run_medians_s), rng, RESAMPLES)
     change = level - float(np.log(claimed.step_time_s))
-    excused = 0.0 if machine is None else max(0.0, machine.change)
-    net = change + error - (0.0 if machine is None else np.maximum(0.0, machine.draws(rng, RESAMPLES)))
+    excuse = np.zeros(1) if machine is None else np.maximum(0.0, machine.draws(noise.sd, rng, RESAMPLES))
+    net = change + error - excuse
     low, high = (float(value) for value in np.quantile(net, [0.025, 0.975]))
     floor, apart = (float(np.log1p(value / 100)) for value in (noise.floor_pct, noise.apart_pct))
     verdict = REGRESSED if low > floor / 2 else HOLDS if high < apart else CANNOT_TELL
     percent = [float(100 * np.expm1(change + q)) for q in (0.0, *np.quantile(error, [0.025, 0.975]))]
-    net_percent = [float(100 * np.expm1(value)) for value in (change - excused, low, high)]
+    net_percent = [float(100 * np.expm1(value)) for value in (change - excuse.mean(), low, high)]
     words = {
         HOLDS: f"not slower by {noise.apart_pct:.1f}%, what two runs in different hours differ by",
         REGRESSED: f"slower by more than half the noise floor of {noise.floor_pct:.1f}%",

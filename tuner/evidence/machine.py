@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import t
 
 from tuner.evidence.noise import estimate
 
+
+PRIOR_TAIL = 2.0
+"""Degrees of freedom of what hours differ by: heavy tails."""
 
 SAME_SOFTWARE = ("python", "torch")
 """Packages whose versions the control itself depends on: under others a slower control may be the software's."""
@@ -49,15 +53,32 @@ class MachineChange:
     runs: tuple[int, int]
     """Runs behind the claim's and today's level."""
 
-    def draws(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Draws of :attr:`change` with its error (Student's t, scaled), shape (size,)."""
-        then, now = (self.sd / np.sqrt(runs) * rng.standard_t(self.dof, size) for runs in self.runs)
-        return np.asarray(self.change + now - then)
+    @property
+    def error(self) -> float:
+        """Scale of the error of :attr:`change`."""
+        return float(self.sd * np.sqrt(sum(1 / runs for runs in self.runs)))
+
+    def draws(self, usual: float, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draws of how much slower the machine is, natural-log units, shape (size,).
+
+        Hours seldom differ by much, and sometimes by a lot: before the control is looked at, the change is Student's t
+        with :data:`PRIOR_TAIL` degrees of freedom, as wide as ``usual``. The control's error is Student's t too. So small
+        differences of the control, which are mostly its own noise, excuse little, and large ones nearly all they show.
+
+        Args:
+            usual: what hours usually differ by, standard deviation of the log step time.
+            rng: dice.
+            size: draws.
+        """
+        reach = 8 * max(usual, self.error) + 1.5 * abs(self.change)
+        grid = np.linspace(-reach, reach, 4001)
+        weight = t.pdf(grid / usual, PRIOR_TAIL) * t.pdf((grid - self.change) / self.error, self.dof)
+        return np.asarray(rng.choice(grid, size, p=weight / weight.sum()))
 
     def interval_pct(self) -> tuple[float, float]:
-        """95% interval of the change, percent."""
-        low, high = np.quantile(self.draws(np.random.default_rng(0), 4000), [0.025, 0.975])
-        return float(100 * np.expm1(low)), float(100 * np.expm1(high))
+        """95% interval of the control's change, percent: what it shows by itself."""
+        half = t.ppf(0.975, self.dof) * self.error
+        return float(100 * np.expm1(self.change - half)), float(100 * np.expm1(self.change + half))
 
     @property
     def pct(self) -> float:

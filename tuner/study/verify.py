@@ -175,7 +175,7 @@ def _times(trials: list[dict[str, Any]], candidate: Candidate) -> list[np.ndarra
 def _machine(claim: Claim, trials: list[dict[str, Any]], device: str) -> MachineChange | None:
     if any(package in _changed(claim) for package in SAME_SOFTWARE):
         return None
-    return machine_change(claim.after.control, Control.of(trials), device)
+    return machine_change(claim.control, Control.of(trials), device)
 
 
 def _failure(trials: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -199,6 +199,6 @@ def _other_versions(claim: Claim) -> list[str]:
 
 
 def _no_control(claim: Claim) -> list[str]:
-    if claim.after.control.runs_s:
+    if claim.control.runs_s:
         return []
     return ["the claim does not say how fast its machine was: a slower machine will look like slower code"]
