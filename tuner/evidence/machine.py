@@ -62,8 +62,8 @@ class MachineChange:
         """Draws of how much slower the machine is, natural-log units, shape (size,).
 
         Hours seldom differ by much, and sometimes by a lot: before the control is looked at, the change is Student's t
-        with :data:`PRIOR_TAIL` degrees of freedom, as wide as ``usual``. The control's error is Student's t too. So small
-        differences of the control, which are mostly its own noise, excuse little, and large ones nearly all they show.
+        with :data:`PRIOR_TAIL` degrees of freedom, as wide as ``usual``. The control's error is Student's t too. So
+        small differences of the control, mostly its own noise, excuse little, and large ones nearly all they show.
 
         Args:
             usual: what hours usually differ by, standard deviation of the log step time.
