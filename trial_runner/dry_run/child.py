@@ -92,7 +92,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
     schedules = patches.Schedules()
     config = load(order)
     tensors: Any = contextlib.nullcontext() if real else QuickFakeMode(allow_non_fake_inputs=True)
-    with tensors, Tracker() as tracker:
+    with tensors, Tracker(real) as tracker:
         patches.mark_accumulated_gradients(tracker)
         trainer = config.build()
         pipelined = trainer.parallel_dims.pp_enabled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-import time
 from typing import Any
 
 import torch
@@ -35,35 +34,10 @@ def prepare(real: bool) -> None:
     """
     cpu.install()
     if real:
-        _wait_until_gloo_lets_go()
         return
     # Truncated normals look at values, which fake tensors do not have.
     for name in ("trunc_normal_", "normal_", "uniform_"):
         setattr(torch.nn.init, name, lambda tensor, *args, **kwargs: tensor)
-
-
-LET_GO_S = 0.003
-"""How long a rank stands still after a collective, seconds."""
-
-
-def _wait_until_gloo_lets_go() -> None:
-    """Count what the program holds, not what gloo still holds.
-
-    gloo's thread lets go of a collective's tensors after it has told the waiting rank that it is done, and needs the
-    interpreter's lock for it: a rank that goes straight on has them counted for as long as it keeps the lock. NCCL's
-    works have no such thread.
-    """
-    for name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
-        original = getattr(torch.distributed, name)
-
-        @functools.wraps(original)
-        def call(*args: Any, _original: Callable[..., Any] = original, **kwargs: Any) -> Any:
-            work = _original(*args, **kwargs)
-            if work is None:
-                time.sleep(LET_GO_S)
-            return work
-
-        setattr(torch.distributed, name, call)
 
 
 def keep_what_gpus_keep() -> None:
