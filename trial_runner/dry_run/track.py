@@ -54,8 +54,8 @@ class Tracker(TorchDispatchMode):
     then; FSDP's ``resize_(0)`` counts as freeing. Views share their base's storage and cost nothing.
 
     Args:
-        real: whether tensors are real. Then a storage that first shows as a view is a library's own: gloo copies what it
-            scatters and splits the copy, NCCL does not.
+        real: whether tensors are real. Then a storage that first shows as a view is a library's own: gloo copies what
+            it scatters and splits the copy, NCCL does not.
     """
 
     def __init__(self, real: bool = False) -> None:
