@@ -255,6 +255,9 @@ class MeasureSection(Section):
     probe: bool = True
     """measure devices and links for a few seconds before the first trial, charged to the budget"""
 
+    control: bool = True
+    """trials that are compared over hours begin with 3 s of our own training steps: a slower machine shows in them"""
+
     startup_s: float = Field(default=0, ge=0)
     """upper bound of a trial's start-up (seconds); 0: learned, from a default for this kind of device"""
 

@@ -19,8 +19,11 @@ HIDDEN = {"cpu": 1024, "gpu": 8192}
 FFN = {"cpu": 4096, "gpu": 28672}
 """Widest feed-forward layer."""
 
-BLOCK_FLOP = {"cpu": 1.0e9, "gpu": 2.0e13}
-"""FLOP of one round that its tokens are cut to: some hundredths of a second."""
+STEP_FLOP = {"cpu": 4.0e9, "gpu": 2.0e13}
+"""FLOP of one round that its tokens are cut to: about a tenth of a second."""
+
+PARAMETERS = {"cpu": 8.0e6, "gpu": 4.0e8}
+"""Most parameters: more than a cache holds, with gradients and optimizer, and little of the device's memory."""
 
 WINDOWS = {"cpu": 12, "gpu": 6}
 """Windows; the median over them counts."""
@@ -35,14 +38,18 @@ HEAD = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ControlWork:
-    """One round: a decoder block forward and backward, and a word from every rank of the node.
+    """One round: a small training step of our own. Decoder blocks forward and backward, an optimizer's pass over all
+    their parameters, and a word from every rank of the node.
 
-    Neither memory bandwidth nor large sums: on a shared machine they scatter ten times as much as a step does, and say
-    nothing of it (docs/evidence.md).
+    Arithmetic and memory traffic are in it as in a real step. Large sums are not: through gloo they scatter ten times
+    as much as a step does (docs/evidence.md).
     """
 
+    blocks: int
+    """Decoder blocks, each with its own parameters."""
+
     tokens: int
-    """Tokens that go through the block."""
+    """Tokens that go through them."""
 
     hidden: int
     """Width of the residual stream, elements."""
@@ -65,14 +72,15 @@ class ControlWork:
         hidden = max(HEAD, min(model.hidden, HIDDEN[device]) // HEAD * HEAD)
         wide = model.expert_ffn if model.is_moe else model.ffn
         ffn = max(HEAD, min(wide, FFN[device]))
-        per_token = 6.0 * (4 * hidden**2 + 3 * hidden * ffn)
-        tokens = int(max(16, min(seq_len, 8192, BLOCK_FLOP[device] // per_token)))
-        return cls(tokens=tokens, hidden=hidden, ffn=ffn, windows=WINDOWS[device])
+        block = 4.0 * hidden**2 + 3.0 * hidden * ffn
+        blocks = int(max(1, min(model.layers, PARAMETERS[device] // block)))
+        tokens = int(max(16, min(seq_len, 8192, STEP_FLOP[device] // (6 * block * blocks))))
+        return cls(blocks=blocks, tokens=tokens, hidden=hidden, ffn=ffn, windows=WINDOWS[device])
 
     @property
     def name(self) -> str:
         """What it was: times compare only under one name. The number in front changes when the work does."""
-        return f"1:{self.tokens}x{self.hidden}x{self.ffn}"
+        return f"1:{self.blocks}x{self.tokens}x{self.hidden}x{self.ffn}"
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name."""

@@ -33,6 +33,7 @@ activation_checkpoint = ["none", "full"]
 max_trials = {trials}
 [measure]
 probe = false
+control = false
 steps = 4
 warmup_steps = 2
 [budget]
@@ -148,6 +149,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, l
     """One finished study of two trials, and its events."""
     root = tmp_path_factory.mktemp("finished")
     studies = root / "studies"
-    done = tune(studies, "start", str(write_job(root)), "--budget", "0.2-gpu-hours", "--study", "done", "--json")
+    job = write_job(root)
+    job.write_text(job.read_text().replace("control = false\n", ""))
+    done = tune(studies, "start", str(job), "--budget", "0.2-gpu-hours", "--study", "done", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     yield studies, [json.loads(line) for line in done.stdout.splitlines()]

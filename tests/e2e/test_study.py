@@ -16,6 +16,8 @@ from tests.e2e.conftest import environment
 from tests.e2e.conftest import rank_pids
 from tests.e2e.conftest import tune
 from tests.e2e.conftest import write_job
+from tuner.evidence.claim import Claim
+from tuner.evidence.machine import Control
 from tuner.repository import git
 
 
@@ -54,6 +56,15 @@ def test_status_and_report_agree_with_the_events(finished: Finished) -> None:
     assert "winner: trial" in text and events[-1]["commit"]["hash"] in text
     listed = json.loads(tune(studies, "list", "--json").stdout)["studies"]
     assert [study["study"] for study in listed] == ["done"]
+
+
+def test_the_claim_says_how_fast_its_machine_was(finished: Finished) -> None:
+    """The baseline ran the control, the proposed trial did not: only what is compared over hours does."""
+    studies, events = finished
+    baseline, other = events[-1]["trials"]
+    assert baseline["control_s"] > 0 and baseline["control"] and "control_s" not in other
+    before = Claim.read(studies / "done" / "claim.json").before
+    assert before.control == Control(work=baseline["control"], runs_s=(baseline["control_s"],))
 
 
 def test_every_rank_wrote_every_step(finished: Finished) -> None:

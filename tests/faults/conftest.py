@@ -45,6 +45,7 @@ steps = {steps}
 warmup_steps = 2
 trace = false
 probe = false
+control = false
 [budget]
 confirm_share = 0.0
 """

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 import pytest
 
 from search_space.model import ModelShape
-from trial_runner.control import BLOCK_FLOP
 from trial_runner.control import ControlWork
+from trial_runner.control import PARAMETERS
+from trial_runner.control import STEP_FLOP
 from trial_runner.measure import read_records
 from trial_runner.spec import rank_steps
 
 
-SMALL = ControlWork(tokens=32, hidden=64, ffn=128, windows=3)
+SMALL = ControlWork(blocks=2, tokens=32, hidden=64, ffn=128, windows=3)
 
 RANK = """
 import datetime, json, pathlib, sys
@@ -73,9 +74,10 @@ def test_a_rank_whose_neighbour_never_comes_says_so_and_goes_on(tmp_path: Path) 
 def test_a_round_is_short_whatever_the_model(hidden: int, ffn: int, seq_len: int, device: str) -> None:
     model = ModelShape(layers=2, hidden=hidden, heads=hidden // 64, kv_heads=1, ffn=ffn, vocab=1000)
     work = ControlWork.like(model, seq_len, device)
-    flop = 6 * work.tokens * (4 * work.hidden**2 + 3 * work.hidden * work.ffn)
-    # Sixteen tokens go through the widest block, however long that takes.
-    assert work.tokens == 16 or flop <= BLOCK_FLOP[device]
+    block = 4 * work.hidden**2 + 3 * work.hidden * work.ffn
+    # Sixteen tokens go through one block of the greatest width, however long that takes.
+    assert work.tokens == 16 or 6 * work.tokens * work.blocks * block <= STEP_FLOP[device]
+    assert 1 <= work.blocks <= model.layers and (work.blocks == 1 or work.blocks * block <= PARAMETERS[device])
     assert work.hidden <= hidden and work.ffn <= ffn and work.tokens <= max(16, seq_len)
 
 

@@ -71,18 +71,18 @@ def _group(path: Path, rank: int, size: int) -> Any:
 
 def _windows(work: ControlWork, device: torch.device, group: Any) -> list[float]:
     """Mean time of a round in each window, seconds; all ranks do as many rounds."""
-    block = Block(work, device)
+    step = Step(work, device)
     for _ in range(WARM):
-        usual = torch.tensor([_timed(block, group, 1)])
+        usual = torch.tensor([_timed(step, group, 1)])
     _together(usual, group)
     rounds = max(1, round(WINDOW_S / float(usual)))
-    return [_timed(block, group, rounds) for _ in range(work.windows)]
+    return [_timed(step, group, rounds) for _ in range(work.windows)]
 
 
-def _timed(block: Block, group: Any, rounds: int) -> float:
+def _timed(step: Step, group: Any, rounds: int) -> float:
     began = time.perf_counter()
     for _ in range(rounds):
-        block.run()
+        step.run()
         _together(torch.zeros(1), group)
     return (time.perf_counter() - began) / rounds
 
@@ -95,8 +95,8 @@ def _together(value: torch.Tensor, group: Any) -> None:
         group.allreduce([value], options).wait()
 
 
-class Block:
-    """A decoder block of one rank.
+class Step:
+    """The training step of one rank.
 
     Args:
         work: sizes.
@@ -109,27 +109,45 @@ class Block:
         dice = torch.Generator().manual_seed(0)
         hidden, ffn = work.hidden, work.ffn
         shapes = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 2 * ffn), (ffn, hidden)]
-        self._weights = [
-            (torch.randn(shape, generator=dice) * shape[0] ** -0.5).to(device, dtype).requires_grad_()
-            for shape in shapes
+        self._blocks = [
+            [
+                (torch.randn(shape, generator=dice) * shape[0] ** -0.5).to(device, dtype).requires_grad_()
+                for shape in shapes
+            ]
+            for _ in range(work.blocks)
+        ]
+        self._moments = [
+            (weight, torch.zeros_like(weight, requires_grad=False), torch.zeros_like(weight, requires_grad=False))
+            for block in self._blocks
+            for weight in block
         ]
         self._input = torch.randn((work.tokens, hidden), generator=dice).to(device, dtype)
 
     def run(self) -> None:
-        """Forward and backward, until the device has finished."""
-        work = self._work
-        qkv, out, up, down = self._weights
-        heads = work.hidden // HEAD
-        normed = F.rms_norm(self._input, (work.hidden,))
+        """Forward, backward and update, until the device has finished."""
+        stream = self._input
+        for block in self._blocks:
+            stream = self._forward(stream, block)
+        stream.float().square().mean().backward()
+        with torch.no_grad():
+            for weight, first, second in self._moments:
+                # Adam (Kingma & Ba, 2015, algorithm 1) without bias correction, with next to no learning.
+                assert weight.grad is not None
+                first.lerp_(weight.grad, 0.1)
+                second.mul_(0.95).addcmul_(weight.grad, weight.grad, value=0.05)
+                weight.addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-9)
+                weight.grad = None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _forward(self, stream: torch.Tensor, block: list[torch.Tensor]) -> torch.Tensor:
+        work, heads = self._work, self._work.hidden // HEAD
+        qkv, out, up, down = block
+        normed = F.rms_norm(stream, (work.hidden,))
         query, key, value = (
             part.view(1, work.tokens, heads, HEAD).transpose(1, 2) for part in (normed @ qkv).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        stream = self._input + mixed.transpose(1, 2).reshape(work.tokens, work.hidden) @ out
+        stream = stream + mixed.transpose(1, 2).reshape(work.tokens, work.hidden) @ out
         gate, value = (F.rms_norm(stream, (work.hidden,)) @ up).chunk(2, dim=-1)
-        loss = (stream + (F.silu(gate) * value) @ down).float().square().mean()
-        loss.backward()
-        for weight in self._weights:
-            weight.grad = None
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        return stream + (F.silu(gate) * value) @ down

@@ -178,7 +178,7 @@ class TrialRun:
             workdir=plan.workdir,
             threads=plan.threads,
             weights=self.weights,
-            control=control.to_json() if self.role in roles.COMPARED else None,
+            control=control.to_json() if measure_section.control and self.role in roles.COMPARED else None,
             env=env,
             program="trial_runner.rehearse" if self.plan.rehearsal else "trial_runner.rank",
             header={
