@@ -23,7 +23,8 @@ STEP_FLOP = {"cpu": 4.0e9, "gpu": 2.0e13}
 """FLOP of one round that its tokens are cut to: about a tenth of a second."""
 
 PARAMETERS = {"cpu": 8.0e6, "gpu": 4.0e8}
-"""Most parameters: more than a cache holds, with gradients and optimizer, and little of the device's memory."""
+"""Most parameters beyond the first block: more than a cache holds, with gradients and optimizer, and little of the
+device's memory."""
 
 WINDOWS = {"cpu": 12, "gpu": 6}
 """Windows; the median over them counts."""
@@ -41,7 +42,7 @@ class ControlWork:
     """One round: a small training step of our own. Decoder blocks forward and backward, an optimizer's pass over all
     their parameters, and a word from every rank of the node.
 
-    Arithmetic and memory traffic are in it as in a real step. Large sums are not: through gloo they scatter ten times
+    Arithmetic and memory traffic are in it as in a real step. Large sums are not: through gloo they scatter six times
     as much as a step does (docs/evidence.md).
     """
 
@@ -62,7 +63,7 @@ class ControlWork:
 
     @classmethod
     def like(cls, model: ModelShape, seq_len: int, device: str) -> ControlWork:
-        """The control of a job: its model's widths and sequence, cut to a round of some hundredths of a second.
+        """The control of a job: its model's widths and sequence, cut to a round of about a tenth of a second.
 
         Args:
             model: shape of the job's model.

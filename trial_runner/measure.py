@@ -63,7 +63,8 @@ class Measurement:
 
     flags: tuple[str, ...] = ()
     """What disturbed the window: ``recompile``, ``alloc_retry``, ``gc``, ``late_warmup``, ``shift`` (the step time
-    changed inside it); or makes the trial no measure of a long run: ``leak``, ``impossible_mfu``."""
+    changed inside it); or makes the trial no measure of a long run: ``leak``, ``impossible_mfu``; or that the machine's
+    speed is not known: ``control_failed``."""
 
     undisturbed_s: float | None = None
     """Of a window whose step time changed, the median of its faster part, seconds."""
@@ -94,7 +95,8 @@ class Records:
 
     prepared: dict[str, Any] = field(default_factory=dict)
     """How the trial was set up: ``gc_freq`` (steps between collections), ``start_mode``, and how fast its machine was:
-    ``control`` (name of the work), ``control_s`` (the slowest rank's round, seconds). Only what was recorded."""
+    ``control`` (name of the work), ``control_s`` (the slowest rank's round, seconds), or ``control_failed`` in words.
+    Only what was recorded."""
 
 
 def read_records(folder: Path, world_size: int) -> Records:
@@ -123,6 +125,11 @@ def read_records(folder: Path, world_size: int) -> Records:
                 if "control_s" in facts:
                     slowest = max(prepared.get("control_s", 0.0), facts["control_s"])
                     prepared |= {"control": facts["control"], "control_s": slowest}
+                if "control_failed" in facts:
+                    prepared["control_failed"] = facts["control_failed"]
+    if "control_failed" in prepared:
+        # The slowest rank may be the one that has no figure.
+        prepared = {key: value for key, value in prepared.items() if key not in ("control", "control_s")}
     return Records(steps, events, began, prepared)
 
 
@@ -283,6 +290,8 @@ def _flags(records: Records) -> tuple[str, ...]:
             flags.add("gc")
         if window and window[-1].get("alloc_retries", 0) > window[0].get("alloc_retries", 0):
             flags.add("alloc_retry")
+    if "control_failed" in records.prepared:
+        flags.add("control_failed")
     return tuple(sorted(flags))
 
 

@@ -17,6 +17,7 @@ from search_space.model import ModelShape
 from trial_runner.control import ControlWork
 from trial_runner.control import PARAMETERS
 from trial_runner.control import STEP_FLOP
+from trial_runner.measure import measure
 from trial_runner.measure import read_records
 from trial_runner.spec import rank_steps
 
@@ -93,6 +94,11 @@ def test_the_slowest_rank_counts(tmp_path: Path) -> None:
 
 
 def test_a_failed_control_leaves_no_figure(tmp_path: Path) -> None:
-    lines = [{"event": "control", "at_s": 3.0, "control_failed": "RuntimeError: no"}]
-    rank_steps(tmp_path, 0).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_records(tmp_path, 1).prepared == {}
+    failed = {"event": "control", "at_s": 3.0, "control_failed": "RuntimeError: no"}
+    worked = {"event": "control", "at_s": 3.0, "control": "w", "control_s": 0.05, "windows_s": [0.05]}
+    step = {"step": 3, "phase": "measured", "step_time_s": 1.0, "at_s": 5.0, "loss": 8.0, "gc_s": 0.0, "compiles": 0}
+    for rank, control in enumerate([failed, worked]):
+        rank_steps(tmp_path, rank).write_text("".join(json.dumps(line) + "\n" for line in (control, step)))
+    assert read_records(tmp_path, 2).prepared == {"control_failed": "RuntimeError: no"}
+    found = measure(tmp_path, world_size=2, tokens_per_step=8, ideal_s=0.1)
+    assert found is not None and "control_failed" in found.flags

@@ -109,18 +109,21 @@ class Tracker(TorchDispatchMode):
             return NotImplemented
         keywords = kwargs or {}
         out = func(*args, **keywords)
-        if self._real and func.is_view:
-            pass
-        elif type(out) is FakeTensor:
-            if out.fake_device.type != "meta":
-                self._see(out.untyped_storage())
-        else:
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
-                    self._see(leaf.untyped_storage())
+        if not (self._real and func.is_view):
+            self._see_all(out)
         if self.step is not None:
             self._count(func, args, keywords, out)
         return out
+
+    def _see_all(self, out: Any) -> None:
+        """See the storages that an operation returned."""
+        if type(out) is FakeTensor:
+            if out.fake_device.type != "meta":
+                self._see(out.untyped_storage())
+            return
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
+                self._see(leaf.untyped_storage())
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor's storage, if it was seen."""

@@ -24,11 +24,11 @@ CONFIRM = "confirm"
 ABLATE = "ablate"
 """The winner with one change undone."""
 
-COMPARED = (BASELINE, CANARY, CONFIRM, ABLATE)
-"""Roles whose step times stand against those of another hour: their trials run the control, too."""
-
 REPEATS = (CANARY, CONFIRM, ABLATE)
 """Roles whose trials the search neither proposed nor counts."""
+
+COMPARED = (BASELINE, *REPEATS)
+"""Roles whose step times stand against those of another hour: their trials run the control, too."""
 
 
 def searched(record: Mapping[str, Any]) -> bool:
