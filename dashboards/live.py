@@ -171,7 +171,8 @@ def describe(event: dict[str, Any]) -> list[str]:
     if kind == "ray":
         return [f"Ray {'started' if event['local'] else 'joined'}, dashboard {event['dashboard'] or 'off'}"]
     if kind == "probe":
-        rates = [max(product["tflops"] for product in device["products"]) for device in event["figures"]["devices"]]
+        devices = [device for node in event.get("nodes", [event.get("figures")]) for device in node["devices"]]
+        rates = [max(product["tflops"] for product in device["products"]) for device in devices]
         suspects = len(event["suspects"])
         return [
             f"probe: {len(rates)} devices, {min(rates):.3g} to {max(rates):.3g} TFLOP/s, "

@@ -29,6 +29,9 @@ class Probed:
     link_bytes_s: float | None = None
     """Bytes that a rank takes in per second in a large all-gather inside the node; None: one device."""
 
+    network_bytes_s: float | None = None
+    """The same between nodes, every rank of a node taking part; None: one node."""
+
     latency_s: float | None = None
     """Seconds of a small all-gather over the number of its hops; None: one device."""
 
@@ -49,6 +52,8 @@ def with_probe(coefficients: Coefficients, setting: Setting, probed: Probed) -> 
     }
     if probed.link_bytes_s is not None:
         observed["domain_share"] = probed.link_bytes_s / setting.hardware.domain_bandwidth
+    if probed.network_bytes_s is not None and setting.fast_domain <= setting.devices_per_node:
+        observed["network_share"] = probed.network_bytes_s / setting.hardware.nic_bandwidth
     if probed.latency_s is not None:
         observed["latency_s"] = probed.latency_s
     log, covariance = coefficients.log_values(), coefficients.covariance()

@@ -253,7 +253,7 @@ class MeasureSection(Section):
     """wall time after which the baseline is measured again: has the machine changed? (seconds); 0: never"""
 
     probe: bool = True
-    """measure devices and links for a few seconds before the first trial, charged to the budget"""
+    """measure devices, links and the network for a few seconds before the first trial, charged to the budget"""
 
     control: bool = True
     """trials that are compared over hours begin with 3 s of our own training steps: a slower machine shows in them"""

@@ -39,7 +39,7 @@ def test_two_gangs_at_once_and_a_gang_over_two_nodes(two_nodes: Any, tmp_path: P
     assert placed[2] < ended[1], "trials 1 and 2 ran one after the other"
 
     text = single.read_text().replace("gpus_per_node = 1", "gpus_per_node = 1\nnodes = 2")
-    single.write_text(text.replace("max_trials = 3", "max_trials = 1"))
+    single.write_text(text.replace("max_trials = 3", "max_trials = 1").replace("probe = false\n", ""))
     done = tune(
         studies, "start", str(single), "--budget", "0.5-gpu-hours", "--study", "two", "--json",
         "--address", two_nodes.address,
@@ -49,6 +49,16 @@ def test_two_gangs_at_once_and_a_gang_over_two_nodes(two_nodes: Any, tmp_path: P
     assert trial["state"] == "measured", trial
     orders = sorted((studies / "two" / "trials" / "0000").glob("order-node*.json"))
     assert len(orders) == 2, "the gang did not lie on two nodes"
+    (probe,) = [event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "probe"]
+    assert len(probe["nodes"]) == 2 and probe["device_s"] > 0
+    for node in probe["nodes"]:
+        (device,) = node["devices"]
+        assert [row["bytes"] for row in device["network"]] == [1 << 12, 1 << 16, 1 << 20, 1 << 24]
+        assert device["exchange_gb_s"] > 0 and not device["links"]
+    single.write_text(single.read_text().replace("nodes = 2", "nodes = 2\nwait_s = 1"))
+    asked = tune(studies, "probe", str(single), "--address", two_nodes.address, "--nodes", "3", "--json")
+    assert asked.returncode == 2 and "needs 3 node(s)" in asked.stderr
+    assert sorted(path.name for path in studies.iterdir()) == ["one", "two"], "a probe left something behind"
 
 
 def test_user_repository_with_packages_of_our_names_trains(tmp_path: Path) -> None:

@@ -23,31 +23,95 @@ from pruning.probed import Probed
 from pruning.probed import with_probe
 from search_space.errors import UserError
 from search_space.setting import Setting
-from trial_runner.probe.run import DeviceFigures
-from trial_runner.probe.run import NodeFigures
-from trial_runner.probe.run import shapes_of
-from trial_runner.probe.run import suspects_of
+from trial_runner.probe import DeviceFigures
+from trial_runner.probe import node_figures
+from trial_runner.probe import NodeFigures
+from trial_runner.probe import probe_node
+from trial_runner.probe import shapes_of
+from trial_runner.probe.figures import MARK
+from trial_runner.probe.figures import read_figures
+from trial_runner.probe.figures import SUSPECT
+from trial_runner.probe.figures import suspects_of
 from tuner.budget import Meter
 from tuner.cli import main
+from tuner.probing.cluster import ClusterProbe
 from tuner.probing.node import document
-from tuner.probing.node import probe
+from tuner.probing.node import order_for
 from tuner.probing.node import probed_of
+from tuner.probing.node import suspect_text
 from tuner.probing.start import probe_at_start
 from tuner.records.journal import Journal
 from tuner.records.journal import read_journal
 
 
-def figures(rank: int, tflops: float, memory: float = 10.0) -> DeviceFigures:
+def figures(
+    rank: int, tflops: float, memory: float = 10.0, link: float = 0.8, exchange: float | None = None
+) -> DeviceFigures:
     product = {"shape": [64, 256, 256], "tflops": tflops, "mean_tflops": tflops}
-    links = [{"bytes": 4096, "seconds": 1e-4, "gb_s": 0.02}, {"bytes": 1 << 24, "seconds": 1e-2, "gb_s": 0.8}]
-    return DeviceFigures(rank=rank, products=[product], memory_gb_s=memory, links=links)
+    small = {"bytes": 4096, "seconds": 1e-4, "gb_s": 0.02, "mean_gb_s": 0.02}
+    links = [small, {"bytes": 1 << 24, "seconds": 1e-2, "gb_s": link, "mean_gb_s": link}]
+    network = [] if exchange is None else [small, links[1] | {"gb_s": exchange, "mean_gb_s": exchange}]
+    return DeviceFigures(
+        rank=rank,
+        products=[product],
+        memory_gb_s=memory,
+        memory_mean_gb_s=memory,
+        links=links,
+        network=network,
+        exchange_gb_s=exchange,
+    )
 
 
-def test_a_lagging_device_is_named_and_left_out(cpu_setting: Setting) -> None:
+def test_a_lagging_device_is_named_and_left_out() -> None:
     devices = [figures(0, 0.1), figures(1, 0.1), figures(2, 0.05), figures(3, 0.1, memory=5.0)]
-    found = suspects_of(devices)
+    (found,) = suspects_of([devices])
     assert [(row["rank"], row["what"]) for row in found] == [(2, "matrix products"), (3, "memory bandwidth")]
-    assert suspects_of([figures(0, 0.1), figures(1, 0.11)]) == []
+    assert suspects_of([[figures(0, 0.1), figures(1, 0.11)]]) == [[]]
+    probed = probed_of(node_figures(devices, ["n"], 1.0))
+    assert probed.products[0][1] == pytest.approx(0.1e12) and probed.memory_bytes_s == pytest.approx(10e9)
+
+
+def test_a_node_of_slow_devices_is_judged_by_the_other_nodes() -> None:
+    nodes = [
+        [figures(0, 0.1), figures(1, 0.1)],
+        [figures(0, 0.1), figures(1, 0.1)],
+        [figures(0, 0.05), figures(1, 0.05)],
+    ]
+    assert [len(found) for found in suspects_of(nodes)] == [0, 0, 2]
+
+
+@given(
+    slow=st.integers(0, 4),
+    share=st.floats(0.01, 1.0),
+    inside=st.booleans(),
+    nodes=st.integers(2, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_slow_links_of_a_node_are_named_and_left_out(slow: int, share: float, inside: bool, nodes: int) -> None:
+    """45 GB/s where the others have 425, say: all ranks of the node are held up, so the node is named, not a device."""
+
+    def node(at: int) -> list[DeviceFigures]:
+        rate = share if at == slow % nodes else 1.0
+        link, exchange = (425.0 * rate, 45.0) if inside else (425.0, 45.0 * rate)
+        return [figures(rank, 0.1, link=link, exchange=exchange) for rank in range(2)]
+
+    devices = [device for at in range(nodes) for device in node(at)]
+    found = node_figures(devices, [f"n{at}" for at in range(nodes)], 1.0)
+    named = [at for at in range(nodes) if found[at].suspects]
+    judged = share < SUSPECT and nodes > 2
+    assert named == ([slow % nodes] if judged else [])
+    if not judged:
+        return
+    (row,) = found[slow % nodes].suspects
+    assert row["rank"] is None and row["what"] == ("links inside the node" if inside else "links to other nodes")
+    assert f"node n{slow % nodes} lags" in suspect_text(f"n{slow % nodes}", row)
+    probed = probed_of(found)
+    assert probed.link_bytes_s == pytest.approx(425e9) and probed.network_bytes_s == pytest.approx(45e9)
+
+
+def test_no_figures_is_an_error() -> None:
+    with pytest.raises(UserError, match="without figures"):
+        read_figures(["a warning", MARK.removesuffix(":")])
 
 
 @given(rate=st.floats(1e9, 1e11), memory=st.floats(1e9, 1e11))
@@ -69,6 +133,11 @@ def test_the_ledger_moves_towards_what_was_observed_and_is_surer(rate: float, me
     for name in ("gemm_efficiency", "memory_efficiency"):
         assert after.sigma(name) < before.sigma(name) and after.sigma(name) <= 0.1
     assert after.value("domain_share") == pytest.approx(before.value("domain_share"))
+    assert after.value("network_share") == pytest.approx(before.value("network_share"))
+    probed = Probed(products=[((64, 256, 512), rate)], memory_bytes_s=memory, network_bytes_s=memory)
+    share = with_probe(before, setting, probed).value("network_share")
+    low, high = sorted((before.value("network_share"), memory / hardware.nic_bandwidth))
+    assert low * 0.999 <= share <= high * 1.001
 
 
 def test_products_have_the_models_shapes(cpu_setting: Setting) -> None:
@@ -95,13 +164,13 @@ def test_a_rank_slowed_on_purpose_is_named(cpu_setting: Setting) -> None:
         threading.Thread(target=toggle, daemon=True).start()
 
     try:
-        found = probe(replace(cpu_setting, devices_per_node=2), "cpu", 2, seconds=2.0, started=slow)
+        found = probe_node(order_for(replace(cpu_setting, devices_per_node=2), "cpu", 2.0), started=slow)
     finally:
         over.set()
     assert 1 in {suspect["rank"] for suspect in found.suspects}
     assert 0 not in {suspect["rank"] for suspect in found.suspects}
-    facts = document(found, cpu_setting)
-    assert facts["suspects"] and probed_of(found).link_bytes_s is not None
+    facts = document([found], cpu_setting)
+    assert facts["suspects"] and probed_of([found]).link_bytes_s is not None
 
 
 def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, left: float = 1000.0, **facts: Any) -> Any:
@@ -116,16 +185,17 @@ def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, lef
     learned: list[Any] = []
     state: Any = SimpleNamespace(
         plan=plan,
-        folder=SimpleNamespace(journal=tmp_path / "journal.jsonl", transfer=tmp_path / "transfer.json"),
+        folder=SimpleNamespace(root=tmp_path, journal=tmp_path / "journal.jsonl", transfer=tmp_path / "transfer.json"),
         meter=Meter(left),
         knowledge=SimpleNamespace(start_from=learned.append),
         emit=journal.write,
         learned=learned,
     )
     node = NodeFigures(node="n", devices=[figures(0, 0.04), figures(1, 0.02)], suspects=[], elapsed_s=1.0)
-    node = replace(node, suspects=suspects_of(node.devices))
-    monkeypatch.setattr("tuner.probing.start.probe", facts.get("probing", lambda *args: node))
-    session: Any = SimpleNamespace(local=facts.get("local", True))
+    node = replace(node, suspects=suspects_of([node.devices])[0])
+    monkeypatch.setattr("tuner.probing.start.probe_node", facts.get("probing", lambda *args: node))
+    nodes = [SimpleNamespace(devices=count) for count in facts.get("nodes", ())]
+    session: Any = SimpleNamespace(local=not nodes, nodes=lambda: nodes)
     probe_at_start(state, session)
     return state
 
@@ -135,7 +205,7 @@ def test_a_study_probes_once_and_goes_on_from_what_it_learned(
 ) -> None:
     first = start(tmp_path, cpu_setting, monkeypatch)
     events = read_journal(tmp_path / "journal.jsonl")
-    assert [event["event"] for event in events] == ["probe", "warning"] and "device 1 lags" in events[1]["text"]
+    assert [event["event"] for event in events] == ["probe", "warning"] and "device 1 of n lags" in events[1]["text"]
     assert first.meter.spent == pytest.approx(events[0]["device_s"], abs=1e-3) and not first.meter.reserved
     assert describe(events[0])[0].startswith("probe: 2 devices")
     again = start(tmp_path, cpu_setting, monkeypatch)
@@ -143,7 +213,7 @@ def test_a_study_probes_once_and_goes_on_from_what_it_learned(
     assert again.learned[0].value("gemm_efficiency") == pytest.approx(first.learned[0].value("gemm_efficiency"))
 
 
-@pytest.mark.parametrize("facts", [{"probe": False}, {"local": False}, {"left": 70.0}], ids=str)
+@pytest.mark.parametrize("facts", [{"probe": False}, {"nodes": (1, 1)}, {"left": 70.0}], ids=str)
 def test_a_study_does_not_probe_where_it_should_not(
     facts: dict[str, Any], tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +235,7 @@ def test_the_verb_prints_the_contracts_keys(capsys: pytest.CaptureFixture[str], 
     device = found["nodes"][0]["devices"][0]
     assert device["products"][0]["tflops"] > 0 and device["memory_gb_s"] > 0
     assert [row["bytes"] for row in device["links"]] == sorted(row["bytes"] for row in device["links"])
+    assert device["memory_gb_s"] >= device["memory_mean_gb_s"] > 0 and found["nodes"][0]["others_share"] <= 1
     assert "suspects" in found and found["coefficients"]["gemm_efficiency"]["value"] > 0
 
 
@@ -178,3 +249,29 @@ def test_a_probe_that_fails_is_charged_in_the_journal(
     (event,) = read_journal(tmp_path / "journal.jsonl")
     assert event["event"] == "probe_failed" and "rank 1" in event["text"]
     assert state.meter.spent == pytest.approx(event["device_s"], abs=0.001) and not state.learned
+
+
+@pytest.mark.parametrize(
+    ("left", "asked"), [(1000.0, 3), (100.0, 1), (70.0, 0)], ids=["all nodes", "one trial's", "none"]
+)
+def test_every_node_of_a_cluster_is_probed_unless_that_is_too_dear(
+    left: float, asked: int, tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of two devices; the third of four has one, so no node-share fits it."""
+    setting = replace(cpu_setting, devices_per_node=2, nodes=1)
+    counts = []
+
+    def found(session: Any, order: Any, nodes: int, *rest: Any) -> ClusterProbe:
+        counts.append(nodes)
+        devices = [figures(rank, 0.04, exchange=0.5) for rank in range(2)] * nodes
+        return ClusterProbe(nodes=node_figures(devices, [f"n{i}" for i in range(nodes)], 3.0), device_s=6.0 * nodes)
+
+    monkeypatch.setattr("tuner.probing.start.probe_cluster", found)
+    monkeypatch.setattr("tuner.probing.start.ALLOWANCE_S", 8.0)
+    state = start(tmp_path, setting, monkeypatch, left=left, nodes=(2, 2, 1, 2))
+    assert counts == ([asked] if asked else [])
+    events = read_journal(tmp_path / "journal.jsonl")
+    assert [event["event"] for event in events] == ["probe"] * bool(asked)
+    assert state.meter.spent == pytest.approx(6.0 * asked)
+    if asked:
+        assert describe(events[0])[0].startswith(f"probe: {2 * asked} devices")

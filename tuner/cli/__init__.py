@@ -19,7 +19,7 @@ VERBS = {
     "plan": "price every candidate of a job without running any",
     "explain": "the whole account of one candidate, term by term",
     "dry-run": "one candidate's real program on fake tensors: valid or not, memory by rank",
-    "probe": "what this machine's devices and links really give, and which device lags",
+    "probe": "what devices, links and nodes really give, and which of them lag",
     "smaller": "a trial on fewer replicas, corrected to the job's full scale",
     "extrapolate": "what a small run means at another scale, with ranges and what stays unknown",
     "validate": "check the ledger against measured tables, or against dry runs",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
 from pruning.probed import with_probe
 from search_space.errors import UserError
+from trial_runner.probe import probe_node
 from tuner.cluster.session import ClusterSession
-from tuner.probing.node import probe
+from tuner.probing.cluster import able_nodes
+from tuner.probing.cluster import ClusterProbe
+from tuner.probing.cluster import probe_cluster
+from tuner.probing.node import order_for
 from tuner.probing.node import probed_of
+from tuner.probing.node import suspect_text
 from tuner.records.journal import read_journal
 from tuner.study.state import StudyState
 from tuner.study.transfer import read_transfer
@@ -23,12 +27,18 @@ SECONDS = {"cpu": 2.0, "gpu": 20.0}
 ALLOWANCE_S = 60.0
 """Wall time that must be left in the budget beside it, for its start-up."""
 
+SHARE = 0.05
+"""Of the budget that is left, the most that a probe is worth."""
+
+PLACE_S = 60.0
+"""Longest wait for the nodes to be free, seconds."""
+
 
 def probe_at_start(state: StudyState, session: ClusterSession) -> None:
-    """Probe this machine, unless an earlier session did, the job does not want it, or the budget is too small.
+    """Probe the study's nodes, unless an earlier session did, the job does not want it, or the budget is too small.
 
-    Only a node that the tuner itself stands on is measured: nodes of a cluster that it joined are probed there, with
-    ``tune probe``. A probe that fails is a warning, not the end of a study.
+    All nodes of a joined cluster that can take a node-share are probed as one gang; where that is too dear, as many as
+    one trial needs. A probe that fails is a warning, not the end of a study.
     """
     if state.plan.rehearsal:
         return
@@ -37,35 +47,43 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
         state.knowledge.start_from(Coefficients.from_json(earlier[-1]["coefficients"]))
         return
     plan = state.plan
-    devices, seconds = plan.setting.devices_per_node, SECONDS[plan.device]
-    worst = devices * (seconds + ALLOWANCE_S)
-    # A probe is worth a twentieth of what is left, not more.
-    if not plan.job.measure.probe or not session.local or devices * seconds > 0.05 * state.meter.left:
+    setting, seconds = plan.setting, SECONDS[plan.device]
+    width = setting.devices_per_node
+    every = 1 if session.local else able_nodes(session, width)
+    nodes = next(
+        (n for n in (every, min(every, setting.nodes)) if n and n * width * seconds <= SHARE * state.meter.left), 0
+    )
+    if not plan.job.measure.probe or not nodes:
         return
+    worst = nodes * width * (seconds + ALLOWANCE_S)
     if not state.meter.fits(worst):
         return
     state.meter.reserve("probe", worst)
-    began = time.perf_counter()
-    facts: dict[str, Any] = {}
-    failed = ""
-    try:
-        figures = probe(plan.setting, plan.device, devices, seconds)
-        carried, _, _ = read_transfer(state.folder, plan.setting)
-        coefficients = with_probe(carried or prior(plan.setting), plan.setting, probed_of(figures))
-        facts = {"figures": figures.to_json(), "coefficients": coefficients.to_json()}
-    except UserError as error:
-        failed = str(error)
-    charged = devices * (time.perf_counter() - began)
-    state.meter.settle("probe", charged)
-    if not facts:
+    probed = _probe(state, session, nodes, seconds)
+    state.meter.settle("probe", probed.device_s)
+    charged = round(probed.device_s, 3)
+    if not probed.nodes:
         # In the journal like one that worked: it held the devices, so a resumed study must know what it cost.
-        state.emit("probe_failed", device_s=round(charged, 3), text=failed)
+        state.emit("probe_failed", device_s=charged, text=probed.failed)
         return
-    state.emit("probe", device_s=round(charged, 3), suspects=figures.suspects, **facts)
+    carried, _, _ = read_transfer(state.folder, setting)
+    coefficients = with_probe(carried or prior(setting), setting, probed_of(probed.nodes))
+    suspects = [{"node": node.node, **suspect} for node in probed.nodes for suspect in node.suspects]
+    figures = [node.to_json() for node in probed.nodes]
+    state.emit("probe", device_s=charged, suspects=suspects, nodes=figures, coefficients=coefficients.to_json())
     state.knowledge.start_from(coefficients)
-    for suspect in figures.suspects:
-        state.emit(
-            "warning",
-            text=f"device {suspect['rank']} lags in {suspect['what']}: {suspect['value']:.3g}, the node's median is "
-            f"{suspect['median']:.3g}",
-        )
+    for suspect in suspects:
+        state.emit("warning", text=suspect_text(suspect["node"], suspect))
+
+
+def _probe(state: StudyState, session: ClusterSession, nodes: int, seconds: float) -> ClusterProbe:
+    order = order_for(state.plan.setting, state.plan.device, seconds)
+    if not session.local:
+        folder = state.folder.root / "probe"
+        return probe_cluster(session, order, nodes, folder, PLACE_S, lambda: state.stop_asked)
+    began = time.perf_counter()
+    try:
+        found, failed = [probe_node(order)], ""
+    except UserError as error:
+        found, failed = [], str(error)
+    return ClusterProbe(nodes=found, device_s=order.ranks_per_node * (time.perf_counter() - began), failed=failed)
