@@ -110,6 +110,9 @@ class RankParts:
     inner: np.ndarray
     """Recomputed set and inner gradients of one block running backward, shape (n,)."""
 
+    after_experts: np.ndarray
+    """What is left of them once the gradients of its experts' weights are there, shape (n,)."""
+
     outside: np.ndarray
     """Context and communicators, shape (n,)."""
 
@@ -159,6 +162,7 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
         else np.ones(len(layout), dtype=np.float32),
         delayed=delayed.astype(np.float32),
         inner=(factor * (kept_set.again + kept_set.transient)).astype(np.float32),
+        after_experts=(factor * kept_set.after_experts).astype(np.float32),
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
@@ -241,10 +245,11 @@ def peak_memory(
     in_reduction = habits.reduced * parts.head + 2 * per_logit * pieces
     tail = np.maximum(in_loss, in_reduction) + habits.head_gradient * parts.head + parts.tail_tensors
     logits = ranks.last * tail[:, None]
-    reduced = ranks.last * (habits.reduced * parts.head)[:, None]
+    # Without a pipeline the last norm's backward pass, before any block's, ends the reduction of the head's gradient.
+    reduced = ranks.last * (habits.reduced * parts.head * (layout.pp > 1).astype(np.float32))[:, None]
     loss_side = logits + gathered_head
     # Inner gradients while products run backward, or all gradients of the block at its end.
-    working = np.maximum(parts.inner[:, None], own * one)
+    working = np.maximum(parts.inner[:, None], own * one + parts.after_experts[:, None] * (own > 0))
     # By then the block that ran before has given its activations back.
     reducing_first = np.maximum(before * one - parts.kept[:, None], reduced)
     block_side = gathered_block + working + reducing_first + ranks.layers * (parts.delayed * parts.block)[:, None]
@@ -253,7 +258,8 @@ def peak_memory(
     embedding = ranks.first * parts.embedding[:, None]
     # The embedding is gathered beside the first block; a framework that keeps parameters whole gathers nothing.
     last_gather = np.where(keeps, double, 2 * (one + (habits.ahead > 0)[:, None] * embedding))
-    ending = np.maximum(working + before * one, (before + own) * embedding)
+    missing = habits.missing[:, None] * local + habits.own_missing[:, None] * (one + embedding)
+    ending = np.maximum(working + before * one - missing, (before + own) * embedding)
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trial_runner.dry_run import kernels
+from trial_runner.dry_run import routing
 from trial_runner.dry_run.track import local
 from trial_runner.dry_run.track import Tracker
 from trial_runner.rank import cpu
@@ -47,11 +48,12 @@ def keep_what_gpus_keep() -> None:
 
 
 def patch_torchtitan(order: dict[str, Any]) -> None:
-    """Mesh construction on real tensors, and pipeline stages with static shapes."""
+    """Mesh construction on real tensors, pipeline stages with static shapes, balanced routing of tokens to experts."""
     from torch.distributed.pipelining import schedules
     from torchtitan.distributed import parallel_dims
     from torchtitan.distributed import pipeline_parallel
 
+    routing.balance()
     dims = parallel_dims.ParallelDims
     for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
         setattr(dims, name, outside_fake(getattr(dims, name)))
