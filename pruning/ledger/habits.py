@@ -77,6 +77,9 @@ class Habits:
     own_missing: np.ndarray
     """The same per parameter of that block and the embedding, whose gradients are only being made."""
 
+    second: np.ndarray
+    """Whether the peak may be at the last block but one, since every block's gradients are reduced by themselves."""
+
     def single(self) -> Habits:
         """The same in single precision."""
         arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -115,6 +118,7 @@ def habits_of(layout: Layout, account: Account) -> Habits:
             np.full(n, 2.0),
             np.zeros(n),
             np.zeros(n),
+            no,
         )
     pipelined, accumulating = layout.pp > 1, layout.micro_batches > 1
     reshard = layout.pool["reshard_after_forward"]
@@ -162,4 +166,5 @@ def habits_of(layout: Layout, account: Account) -> Habits:
         head_gradient,
         missing,
         own_missing,
+        ~whole & ~keeps & account.keeps_boundaries,
     )
