@@ -255,7 +255,9 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
         # Gradients of what the block's products give back, kept with everything else until weight gradients are done.
         given = 2.0 * width + shape.query_width + 2.0 * shape.kv_heads * shape.head_dim + 2.0 * shape.hidden
         gathered = 2.0 * shape.hidden * (layout.tp > 1)
-        whole = none + element * layout.tokens * (given / layout.tp + gathered)
+        apart = np.where(layout.ep > 1, layout.tp, 1.0)
+        experts = shape.moe_share * shape.experts_active * shape.hidden / apart
+        whole = none + element * layout.tokens * (given / layout.tp + gathered + experts)
         waiting = np.where(split, whole if account.keeps_boundaries else KEPT_FOR_WEIGHTS * none, 0.0)
         kept = np.where(split, np.maximum(kept, none), kept)
         again = np.where(split, 0.0, again)

@@ -127,13 +127,14 @@ class Schedules:
 
 
 def _keep_attention_in_selective_checkpointing() -> None:
-    """SelectiveAC saves the output of CUDA's attention kernels; the CPU kernel of the same name is not on its list."""
+    """SelectiveAC saves the output of CUDA's attention kernels; those that stand for them are not on its list."""
     from torchtitan.distributed import activation_checkpoint
 
     original = activation_checkpoint._get_default_save_ops
 
     def save_ops() -> set[Any]:
-        return original() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+        cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return original() | {cpu, torch.ops.dry_run.fused_attention.default}
 
     activation_checkpoint._get_default_save_ops = save_ops
 
