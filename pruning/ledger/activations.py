@@ -34,8 +34,8 @@ class Kept:
     """How tensor parallelism divides it: ``heads`` (/ tp always), ``tokens`` (/ tp with sequence parallelism),
     ``gathered`` (whole on every rank), ``exchanged`` (/ tp, there with expert parallelism only), ``single`` (there
     without tensor parallelism only), ``parallel`` (whole, there with tensor parallelism only) or ``parallel_tokens``
-    (/ tp with sequence parallelism, there with tensor parallelism only) or ``dispatched`` (/ tp with expert parallelism,
-    whole without: there each tensor-parallel rank holds a slice of every expert and sees all tokens)."""
+    (/ tp with sequence parallelism, there with tensor parallelism only) or ``dispatched`` (/ tp with expert
+    parallelism, whole without: there each tensor-parallel rank has a slice of every expert and sees all tokens)."""
 
     width: float = 1.0
     """Bytes per element over the bytes of the compute precision."""

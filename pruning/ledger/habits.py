@@ -72,7 +72,7 @@ class Habits:
     """Bytes per head parameter of its gradient, collected in fp32 over the loss's pieces."""
 
     missing: np.ndarray
-    """The part of ``late`` that is not there yet while the last block runs backward: sharded gradients of a pipeline."""
+    """The part of ``late`` that is not there while the last block runs backward: sharded gradients of a pipeline."""
 
     own_missing: np.ndarray
     """The same per parameter of that block and the embedding, whose gradients are only being made."""

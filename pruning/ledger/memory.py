@@ -258,12 +258,17 @@ def peak_memory(
     embedding = ranks.first * parts.embedding[:, None]
     # The embedding is gathered beside the first block; a framework that keeps parameters whole gathers nothing.
     last_gather = np.where(keeps, double, 2 * (one + (habits.ahead > 0)[:, None] * embedding))
-    stored, mine = local - ranks.layers * parts.spared[:, None], one - np.minimum(ranks.layers, 1) * parts.spared[:, None]
+    stored, mine = (
+        local - ranks.layers * parts.spared[:, None],
+        one - np.minimum(ranks.layers, 1) * parts.spared[:, None],
+    )
     missing = habits.missing[:, None] * stored + habits.own_missing[:, None] * (mine + embedding)
     ending = np.maximum(working + before * one - missing, (before + own) * embedding)
     # The last block but one gathers a block beside it rather than the embedding.
     second = working + before * one + parts.kept[:, None] - missing - habits.own_missing[:, None] * mine
-    ending = np.maximum(ending, np.where(habits.second[:, None] & (ranks.layers > 1), second + gathered_block - last_gather, 0.0))
+    ending = np.maximum(
+        ending, np.where(habits.second[:, None] & (ranks.layers > 1), second + gathered_block - last_gather, 0.0)
+    )
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]

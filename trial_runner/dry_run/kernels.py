@@ -40,9 +40,7 @@ def _rms_norm(
 
 
 @torch.library.custom_op("dry_run::fused_attention", mutates_args=())
-def fused_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention whose values are narrower than queries (latent attention), by shapes [batch, heads, tokens, width].
 
     CUDA's fused kernels take such heads; the CPU's does not and would hold all scores. Returns the output, laid out as

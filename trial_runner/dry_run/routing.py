@@ -1,13 +1,16 @@
 """Tokens to experts on fake tensors: the counts that an expert-parallel program reads are those of balanced routing.
 
-Everything else of torchtitan's token dispatcher runs as it is: the exchange of counts, both all-to-alls, the reordering.
+The rest of torchtitan's token dispatcher runs as it is: the exchange of counts, both all-to-alls, the reordering.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 BALANCED = "balanced: fake tensors hold no router scores, so every expert is assumed to get the same number of tokens"
@@ -41,6 +44,7 @@ def balanced_splits(rows: int, experts: int, ranks: int, rank: int) -> tuple[lis
 
 def balance() -> None:
     """Give torchtitan's all-to-all dispatcher concrete counts, and refuse the dispatchers that need a GPU."""
+    import torch
     from torchtitan.models.common import token_dispatcher
 
     dispatcher: Any = token_dispatcher.AllToAllTokenDispatcher
