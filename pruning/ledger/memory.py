@@ -258,17 +258,16 @@ def peak_memory(
     embedding = ranks.first * parts.embedding[:, None]
     # The embedding is gathered beside the first block; a framework that keeps parameters whole gathers nothing.
     last_gather = np.where(keeps, double, 2 * (one + (habits.ahead > 0)[:, None] * embedding))
-    stored, mine = (
-        local - ranks.layers * parts.spared[:, None],
-        one - np.minimum(ranks.layers, 1) * parts.spared[:, None],
-    )
+    stored, mine = local, one
+    if layout.setting.shape.is_moe:
+        stored = local - ranks.layers * parts.spared[:, None]
+        mine = one - np.minimum(ranks.layers, habits.bucket[:, None]) * parts.spared[:, None]
     missing = habits.missing[:, None] * stored + habits.own_missing[:, None] * (mine + embedding)
-    ending = np.maximum(working + before * one - missing, (before + own) * embedding)
-    # The last block but one gathers a block beside it rather than the embedding.
-    second = working + before * one + parts.kept[:, None] - missing - habits.own_missing[:, None] * mine
-    ending = np.maximum(
-        ending, np.where(habits.second[:, None] & (ranks.layers > 1), second + gathered_block - last_gather, 0.0)
-    )
+    running, embedded = working + before * one - missing, (before + own) * embedding
+    # The last block but one has a block gathered beside it rather than the embedding.
+    beside = gathered_block - last_gather + parts.kept[:, None] - habits.own_missing[:, None] * mine
+    beside = np.where(habits.second[:, None] & (ranks.layers > 1), np.maximum(beside, 0.0), 0.0)
+    ending = np.maximum(running + beside, embedded)
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]
@@ -282,19 +281,26 @@ def peak_memory(
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
         gathered = np.where(ends, last_gather, np.where(at_loss, gathered_head, gathered_block))
-        reducing = np.where(ends, ending - working, block_side - gathered_block - working)
+        # While a block still runs at the end, some gradients are not there yet.
+        runs = ends & (running + beside > embedded)
+        second = runs & (beside > 0)
+        gathered = np.where(second, gathered_block, gathered)
+        gone = np.where(runs, missing, 0.0) + np.where(second, habits.own_missing[:, None] * mine, 0.0)
+        at_end = np.where(runs, before * one, embedded)
+        reducing = np.where(ends, at_end, block_side - gathered_block - working)
         params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
         complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
             "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
             "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
-            "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0) + np.where(ends, 0.0, result),
+            "gradients": np.where(ends | habits.early_sharded[:, None], complete - gone, 0.0)
+            + np.where(ends, 0.0, result),
             "unsharded_parameters": gathered,
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
             + np.where(at_loss, 0.0, reducing),
             "optimizer_step": np.where(ends, account.step_bytes * local / moments, 0.0),
-            "activations": np.where(ends, 0.0, held),
-            "recompute": np.where(at_loss, 0.0, working + 0.0 * local),
+            "activations": np.where(ends, np.where(second, parts.kept[:, None], 0.0), held),
+            "recompute": np.where(at_loss | (ends & ~runs), 0.0, working + 0.0 * local),
             "logits": np.where(at_loss, logits, 0.0),
             "allocator": reserved - allocated,
             "communicators": parts.outside[:, None] - coefficients.value("fixed_bytes") + 0.0 * local,
