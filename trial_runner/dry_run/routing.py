@@ -69,7 +69,7 @@ def _refusal(name: str) -> Any:
     def refuse(self: Any, config: Any) -> None:
         raise CannotRoute(
             f"this model sends tokens by {name}, whose exchanges are CUDA kernels without a form for fake tensors; "
-            'ask for the model built with moe_comm_backend="standard", which holds and computes about the same'
+            'the model built with moe_comm_backend="standard" can be run, but its exchange has other buffers'
         )
 
     return refuse
