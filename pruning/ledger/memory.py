@@ -249,7 +249,10 @@ def peak_memory(
     reduced = ranks.last * (habits.reduced * parts.head * (layout.pp > 1).astype(np.float32))[:, None]
     loss_side = logits + gathered_head
     # Inner gradients while products run backward, or all gradients of the block at its end.
-    working = np.maximum(parts.inner[:, None], own * one + parts.after_experts[:, None] * (own > 0))
+    complete = own * one
+    if layout.setting.shape.is_moe:
+        complete = complete + parts.after_experts[:, None] * (own > 0)
+    working = np.maximum(parts.inner[:, None], complete)
     # By then the block that ran before has given its activations back.
     reducing_first = np.maximum(before * one - parts.kept[:, None], reduced)
     block_side = gathered_block + working + reducing_first + ranks.layers * (parts.delayed * parts.block)[:, None]
@@ -262,12 +265,14 @@ def peak_memory(
     if layout.setting.shape.is_moe:
         stored = local - ranks.layers * parts.spared[:, None]
         mine = one - np.minimum(ranks.layers, habits.bucket[:, None]) * parts.spared[:, None]
-    missing = habits.missing[:, None] * stored + habits.own_missing[:, None] * (mine + embedding)
-    running, embedded = working + before * one - missing, (before + own) * embedding
-    # The last block but one has a block gathered beside it rather than the embedding.
-    beside = gathered_block - last_gather + parts.kept[:, None] - habits.own_missing[:, None] * mine
-    beside = np.where(habits.second[:, None] & (ranks.layers > 1), np.maximum(beside, 0.0), 0.0)
-    ending = np.maximum(running + beside, embedded)
+    running, embedded = working + before * one - habits.missing[:, None] * stored, (before + own) * embedding
+    # Without a pipeline, so on the first rank alone, gradients of that block and the embedding are not there yet; and
+    # the last block but one has a block gathered beside it rather than the embedding.
+    unreduced, more = habits.own_missing * (mine[:, 0] + embedding[:, 0]), habits.own_missing * mine[:, 0]
+    beside = np.maximum(gathered_block[:, 0] - last_gather[:, 0] + parts.kept - more, 0.0)
+    beside = np.where(habits.second & (ranks.layers[:, 0] > 1), beside, np.float32(0.0))
+    running[:, 0] += beside - unreduced
+    ending = np.maximum(running, embedded)
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]
@@ -282,18 +287,19 @@ def peak_memory(
         at_loss = ~ends & (loss_side > block_side)
         gathered = np.where(ends, last_gather, np.where(at_loss, gathered_head, gathered_block))
         # While a block still runs at the end, some gradients are not there yet.
-        runs = ends & (running + beside > embedded)
-        second = runs & (beside > 0)
+        runs, only = ends & (running > embedded), np.arange(ends.shape[1]) == 0
+        second = runs & only & (beside > 0)[:, None]
         gathered = np.where(second, gathered_block, gathered)
-        gone = np.where(runs, missing, 0.0) + np.where(second, habits.own_missing[:, None] * mine, 0.0)
+        gone = np.where(runs, habits.missing[:, None] * stored + unreduced[:, None] * only, 0.0)
+        gone = gone + np.where(second, more[:, None], 0.0)
         at_end = np.where(runs, before * one, embedded)
         reducing = np.where(ends, at_end, block_side - gathered_block - working)
         params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
-        complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
+        sharded = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
             "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
             "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
-            "gradients": np.where(ends | habits.early_sharded[:, None], complete - gone, 0.0)
+            "gradients": np.where(ends | habits.early_sharded[:, None], sharded - gone, 0.0)
             + np.where(ends, 0.0, result),
             "unsharded_parameters": gathered,
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
