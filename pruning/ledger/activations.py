@@ -34,7 +34,8 @@ class Kept:
     """How tensor parallelism divides it: ``heads`` (/ tp always), ``tokens`` (/ tp with sequence parallelism),
     ``gathered`` (whole on every rank), ``exchanged`` (/ tp, there with expert parallelism only), ``single`` (there
     without tensor parallelism only), ``parallel`` (whole, there with tensor parallelism only) or ``parallel_tokens``
-    (/ tp with sequence parallelism, there with tensor parallelism only)."""
+    (/ tp with sequence parallelism, there with tensor parallelism only) or ``dispatched`` (/ tp with expert
+    parallelism, whole without: there each tensor-parallel rank has a slice of every expert and sees all tokens)."""
 
     width: float = 1.0
     """Bytes per element over the bytes of the compute precision."""
@@ -55,7 +56,7 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     Megatron keeps the inputs of products as their own sequence shard and gathers them again backward
     (Korthikanti et al. 2022), and fuses SiLU with the product.
     Selective (torchtitan's per-operator list): outputs of attention, of every second product, of reduce-scatters
-    (compiled) and of exchanges between experts; grouped products are not on its list. Selective in Megatron:
+    and of exchanges between experts (both compiled); grouped products are not on its list. Selective in Megatron:
     everything but the score matrices. Full: the block's input.
 
     Args:
@@ -79,9 +80,10 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
         scores = [] if kind == "selective" else [Kept("score matrices", -1.0, "heads")]
     if account.attention == "fused_softmax":
         scores = [] if kind == "selective" else [Kept("score matrices", -2.0, "heads")]
-    # As they come in, as they go out, and the outgoing ones in fp32 for their scores.
-    copies_sent = 4.0 if account.gathers_inputs else 2.0
-    sent = [Kept("dispatched tokens", copies_sent * active * hidden, "heads", routed=True)] if moe else []
+    # As they come in, and as they go out in fp32 for their scores.
+    copies_sent = 3.0 if account.gathers_inputs else 2.0
+    apart = "dispatched" if account.gathers_inputs else "heads"
+    sent = [Kept("dispatched tokens", copies_sent * active * hidden, apart, routed=True)] if moe else []
     if kind == "selective" and account.selective_by_operator:
         tensors = [
             boundary,
@@ -90,7 +92,8 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
             *scores,
             Kept("reduce-scattered outputs", hidden if compiled else 0.0, "parallel_tokens"),
             Kept("gate product", width * (1 if shape.gated_mlp else 0.5), "heads"),
-            Kept("exchanged tokens", 2 * active * hidden, "exchanged", routed=True),
+            # An eager program's exchange between experts is another operator than the list's.
+            Kept("exchanged tokens", 2 * active * hidden if compiled else 0.0, "exchanged", routed=True),
         ]
         if not compiled:
             tensors.append(Kept("down product", hidden, "gathered"))
@@ -117,8 +120,10 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     if account.gathers_inputs:
         tensors.append(Kept("rotary table", 2.0 * shape.head_dim, "gathered"))
     copies = up + 1 if account.fused_activation else up + 2 if shape.gated_mlp else up + 1
+    # The router's input is that of shared experts, and of nothing else where there are none.
+    columns = 1 + dense if moe and account.gathers_inputs else 2.0
     tensors += [
-        Kept("inputs of column-parallel products", 2.0 * hidden, inputs),
+        Kept("inputs of column-parallel products", columns * hidden, inputs),
         Kept("feed-forward activations", copies * width, "heads"),
         Kept("routed feed-forward activations", copies * routed, "heads", routed=True),
     ]
@@ -133,7 +138,7 @@ def kept_tensors(shape: ModelShape, account: Account, kind: str, compiled: bool)
     if account.gathered_extra:
         tensors.append(Kept("gathered copies", account.gathered_extra * hidden, "parallel"))
     if moe and account.gathers_inputs:
-        tensors.append(Kept("router input", moe * hidden, "tokens"))
+        tensors.append(Kept("router input", moe * hidden, "dispatched"))
     return tensors
 
 
@@ -159,6 +164,8 @@ def tensor_bytes(layout: Layout, account: Account, tensor: Kept) -> np.ndarray:
         return np.asarray(whole / tp)
     if tensor.split == "tokens":
         return np.asarray(whole / tokens)
+    if tensor.split == "dispatched":
+        return np.asarray(np.where(layout.ep > 1, whole / tokens, whole))
     if tensor.split == "exchanged":
         return np.asarray(np.where(layout.ep > 1, whole / tp, 0.0))
     if tensor.split == "single":
@@ -192,6 +199,10 @@ class BlockMemory:
     waiting: np.ndarray
     """Held until weight gradients are done, with schedules that split the backward pass."""
 
+    after_experts: np.ndarray
+    """Recomputed set and inner gradients, less what was kept and is gone, once the gradients of the experts' weights
+    (nearly all of a mixture-of-experts block's) are there."""
+
 
 def block_memory(layout: Layout, account: Account) -> BlockMemory:
     """Activation memory of an average block.
@@ -223,9 +234,15 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
     element = 2.0 if setting.precision == "bf16" else 4.0
     width = shape.feed_forward_width
     transient = element * layout.tokens * (2.0 * width + 2.0 * shape.hidden) / layout.tp
+    after = np.zeros(len(layout))
     if shape.is_moe and account.gathers_inputs:
-        # Routed tokens times their scores, and their gradients, in fp32.
-        transient = transient + 12.0 * layout.tokens * shape.moe_share * shape.experts_active * shape.hidden / layout.tp
+        # Before the experts run backward: gradients of routed tokens times their scores, and of both, in fp32.
+        split = np.where(layout.ep > 1, layout.tp, 1.0)
+        routed = layout.tokens * shape.moe_share * shape.experts_active * shape.hidden / split
+        transient = np.maximum(transient, 12.0 * routed + element * layout.tokens * shape.hidden / layout.tp)
+        # After: gradients of their inputs by gate and up and of the SiLU; outputs in fp32 and the inner ones are gone.
+        inside = element * layout.tokens * shape.moe_share * shape.experts_active * shape.expert_ffn / layout.tp
+        after = np.maximum(0.0, again + (2 * element - 4.0) * routed - 3.0 * inside)
     if account.keeps_boundaries:
         # The gradient of the down product's matrix is there while its inner gradients are.
         transient = transient + element * shape.hidden * (1 - shape.moe_share) * shape.ffn / layout.tp
@@ -238,13 +255,15 @@ def block_memory(layout: Layout, account: Account) -> BlockMemory:
         # Gradients of what the block's products give back, kept with everything else until weight gradients are done.
         given = 2.0 * width + shape.query_width + 2.0 * shape.kv_heads * shape.head_dim + 2.0 * shape.hidden
         gathered = 2.0 * shape.hidden * (layout.tp > 1)
-        whole = none + element * layout.tokens * (given / layout.tp + gathered)
+        apart = np.where(layout.ep > 1, layout.tp, 1.0)
+        experts = shape.moe_share * shape.experts_active * shape.hidden / apart
+        whole = none + element * layout.tokens * (given / layout.tp + gathered + experts)
         waiting = np.where(split, whole if account.keeps_boundaries else KEPT_FOR_WEIGHTS * none, 0.0)
         kept = np.where(split, np.maximum(kept, none), kept)
         again = np.where(split, 0.0, again)
         if not account.keeps_boundaries:
             transient = np.where(split, per_stage * transient, transient)
-    return BlockMemory(kept, again, transient, waiting)
+    return BlockMemory(kept, again, transient, waiting, after)
 
 
 def logits_bytes(layout: Layout, account: Account) -> np.ndarray:

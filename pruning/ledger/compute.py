@@ -172,6 +172,9 @@ class Recompute:
     collectives: np.ndarray
     """Tensor-parallel collectives of a block that run again (a forward pass has 4)."""
 
+    exchanges: np.ndarray
+    """Share of a forward pass's exchanges between experts that run again."""
+
 
 def recomputed(layout: Layout, account: Account, block: Work) -> Recompute:
     """What the backward pass computes a second time.
@@ -194,7 +197,10 @@ def recomputed(layout: Layout, account: Account, block: Work) -> Recompute:
     if account.selective_by_operator:
         gemm = (whole + selective * again) * block.gemm_s
         seconds = gemm + whole * block.attention_s + (whole + selective) * block.elementwise_s
-        return Recompute(seconds, gemm, whole + 0.6 * selective, 4 * whole + 2 * selective)
+        # What eager programs exchange tokens by is not on the list of what selective checkpointing keeps.
+        exchanges = whole + selective * (1 - layout.flag("compile"))
+        return Recompute(seconds, gemm, whole + 0.6 * selective, 4 * whole + 2 * selective, exchanges)
     gemm = whole * block.gemm_s
     seconds = gemm + (whole + selective) * block.attention_s + whole * block.elementwise_s
-    return Recompute(seconds, gemm, whole + 0.2 * selective, 4 * whole)
+    # Megatron's runs name the modules that run again, and its dispatcher is rarely among them.
+    return Recompute(seconds, gemm, whole + 0.2 * selective, 4 * whole, np.zeros_like(whole))

@@ -1,8 +1,8 @@
 """What torchtitan 0.3.0 really executes on each pipeline rank of a step: FLOP and every collective, counted exactly.
 
 Times are priced from means over ranks (:mod:`pruning.ledger.communication`); this is the count behind them, rank by
-rank, that the dry run of the real program is held against. It covers eager programs without expert or context
-parallelism.
+rank, that the dry run of the real program is held against. It covers eager programs without context parallelism;
+tokens are routed evenly.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pruning.accounts.account import Account
 from pruning.ledger.layout import Layout
 from pruning.ledger.layout import Ranks
 from pruning.ledger.parameters import block_parameters
+from pruning.ledger.parameters import expert_share
 from search_space.candidate import ACTIVATION_CHECKPOINT
 from search_space.candidate import SCHEDULES
 from search_space.candidate import SPLIT_BACKWARD
@@ -30,10 +31,10 @@ class Executed:
     """One kind of collective on every pipeline rank; arrays of shape (n, ranks)."""
 
     dimension: str
-    """``tensor``, ``data``, ``replicate`` or ``pipeline``."""
+    """``tensor``, ``data``, ``expert_data``, ``replicate``, ``pipeline`` or ``expert``."""
 
     primitive: str
-    """``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``send``."""
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``send`` or ``all_to_all``."""
 
     count: np.ndarray
     """Calls in a step."""
@@ -54,6 +55,7 @@ def executed_flop(layout: Layout, ranks: Ranks) -> np.ndarray:
     two score products forward and five backward over the whole score matrix (what PyTorch's own FLOP formulas count;
     a causal kernel computes about half). Full checkpointing adds one forward pass; torchtitan's selective list adds
     the output product, one of the two up products, the router and grouped expert products. The head three times.
+    Expert parallelism lets each tensor-parallel rank score its own tokens; without it all of them score all.
     Schedules that split the backward pass recompute a checkpointed block several times: not counted.
     """
     shape, seq = layout.setting.shape, layout.setting.seq_len
@@ -64,7 +66,7 @@ def executed_flop(layout: Layout, ranks: Ranks) -> np.ndarray:
     up = 2.0 if shape.gated_mlp else 1.0
     routed = moe * shape.experts_active * shape.expert_ffn
     shared = moe * shape.shared_experts * shape.expert_ffn
-    router = 2.0 * tokens * shape.hidden * shape.experts * moe
+    router = 2.0 * tokens * shape.hidden * shape.experts * moe / np.where(layout.ep > 1, tp, 1.0)
     wide = dense * shape.ffn + shared
     attention_products = unit * (shape.query_width + key_value + shape.value_width)
     forward = attention_products + unit * (up + 1) * (wide + routed) + router
@@ -79,19 +81,24 @@ def executed_flop(layout: Layout, ranks: Ranks) -> np.ndarray:
 
 def executed_collectives(layout: Layout, ranks: Ranks, account: Account) -> list[Executed]:
     """Every collective of a step on each pipeline rank."""
-    return [*_tensor(layout, ranks), *_data(layout, ranks, account), _pipeline(layout, ranks)]
+    found = [*_tensor(layout, ranks), *_data(layout, ranks, account), _pipeline(layout, ranks)]
+    return [*found, _expert(layout, ranks)] if layout.setting.shape.is_moe else found
 
 
 def _tensor(layout: Layout, ranks: Ranks) -> list[Executed]:
     """Around each block two gathers and two scatters forward and as many backward, two of each again where the block is
-    recomputed; one of each for embedding and head. Gradients of norm weights are summed over the tensor-parallel
-    ranks: at every micro-batch in the compute precision, or once a step in fp32 with a pipeline."""
+    recomputed; one of each for embedding and head. Half of that for a block whose experts are spread: they take the
+    tokens as sequence parallelism has split them (not so its shared experts). Gradients of norm and router weights are
+    summed over the tensor-parallel ranks: at every micro-batch in the compute precision, or once a step in fp32 with a
+    pipeline; counts of tokens by expert once a step, for the bias that balances them."""
     shape = layout.setting.shape
+    spread = (shape.moe_share * (layout.ep > 1))[:, None]
     element = 2.0 if layout.setting.precision == "bf16" else 4.0
     on = (layout.tp > 1)[:, None]
     m, pipelined = layout.micro_batches[:, None], (layout.pp > 1)[:, None]
     again = 2.0 * _kind(layout, "full", "selective")[:, None]
-    calls = on * m * ((4.0 + again) * ranks.layers + ranks.first + ranks.last)
+    halves = 1.0 if shape.shared_experts else 1.0 - 0.5 * spread
+    calls = on * m * ((4.0 + again) * halves * ranks.layers + ranks.first + ranks.last)
     payload = (element * layout.tokens * shape.hidden)[:, None]
     gathers = [Executed("tensor", name, calls, calls * payload) for name in ("all_gather", "reduce_scatter")]
     times = np.where(pipelined, 1.0, m)
@@ -99,10 +106,13 @@ def _tensor(layout: Layout, ranks: Ranks) -> list[Executed]:
     qk = 2.0 * shape.qk_norm
     pieces = np.maximum(1.0, layout.flag("loss_chunks"))[:, None]
     losses = LOSS_REDUCTIONS * pieces * m * ranks.last
-    norms = times * (2.0 + qk) * ranks.layers
-    count = on * (norms + m * ranks.last + losses)
-    size = width * (times * ranks.layers * (2.0 * shape.hidden + qk * shape.head_dim) + m * ranks.last * shape.hidden)
-    size = on * (size + losses * 4.0 * layout.tokens[:, None] / pieces)
+    norms = times * (2.0 + qk + shape.moe_share) * ranks.layers
+    counts = np.where(spread > 0, np.minimum(1.0, ranks.layers), 0.0)
+    count = on * (norms + m * ranks.last + losses + counts)
+    weights = 2.0 * shape.hidden + qk * shape.head_dim + shape.moe_share * shape.hidden * shape.experts
+    size = width * (times * ranks.layers * weights + m * ranks.last * shape.hidden)
+    counted = 4.0 * counts * shape.moe_share * ranks.layers * shape.experts
+    size = on * (size + losses * 4.0 * layout.tokens[:, None] / pieces + counted)
     return [*gathers, Executed("tensor", "all_reduce", count, size)]
 
 
@@ -112,11 +122,16 @@ def _data(layout: Layout, ranks: Ranks, account: Account) -> list[Executed]:
     Without a pipeline every micro-batch gathers blocks twice (once where they are kept), the embedding likewise, and
     the group of last norm and head three times: in forward, in the loss's own forward and in its backward. With a
     pipeline blocks and embedding are gathered and reduced once a step, the head's loss still at every micro-batch.
+    Under expert parallelism a block's experts are gathered and reduced over a group of their own, where that has more
+    than one rank.
     """
     shape, setting = layout.setting.shape, layout.setting
     element = 2.0 if setting.precision == "bf16" else 4.0
     m, pipelined = layout.micro_batches[:, None], (layout.pp > 1)[:, None]
-    block = block_parameters(layout)[:, None]
+    experts = np.where(layout.ep > 1, expert_share(layout), 0.0)[:, None]
+    # Norms and the router are whole on every tensor-parallel rank.
+    whole = 2.0 * shape.hidden + 2.0 * shape.qk_norm * shape.head_dim + shape.moe_share * shape.hidden * shape.experts
+    block = (block_parameters(layout) + whole * (1 - 1 / layout.tp))[:, None] - experts
     embedding = (shape.embedding_params / layout.tp)[:, None]
     head = (shape.head_params / layout.tp)[:, None]
     norm = float(shape.norm_params)
@@ -133,11 +148,40 @@ def _data(layout: Layout, ranks: Ranks, account: Account) -> list[Executed]:
     reductions = rounds * (ranks.layers + ranks.first) + m * ranks.last + norms
     reduced = rounds * (ranks.layers * block + ranks.first * embedding) + m * ranks.last * head + norms * norm
     shard, copies = layout.shard[:, None], (layout.replicate > 1)[:, None]
-    return [
+    own = np.maximum(1.0, np.floor(layout.shard * layout.tp / layout.ep))[:, None]
+    groups = rounds * ranks.layers * shape.moe_share * (layout.ep > 1)[:, None]
+    shared, spread = own > 1, account.reduce_bytes * rounds * ranks.layers * experts
+    found = [
         Executed("data", "all_gather", on * calls, on * element * payload),
         Executed("data", "reduce_scatter", on * reductions, on * account.reduce_bytes * reduced),
-        Executed("replicate", "all_reduce", copies * reductions, copies * account.reduce_bytes * reduced / shard),
+        Executed(
+            "replicate",
+            "all_reduce",
+            copies * (reductions + groups),
+            copies * (account.reduce_bytes * reduced / shard + spread / own),
+        ),
     ]
+    if shape.is_moe:
+        gathered = element * rounds * twice * ranks.layers * experts
+        found.append(Executed("expert_data", "all_gather", shared * twice * groups, shared * gathered))
+        found.append(Executed("expert_data", "reduce_scatter", shared * groups, shared * spread))
+    return found
+
+
+def _expert(layout: Layout, ranks: Ranks) -> Executed:
+    """Tokens to their experts and back, forward and backward, and the counts of them before: five exchanges for each
+    mixture-of-experts block and micro-batch; the three of the forward pass again where it is recomputed.
+
+    torchtitan's list of operators whose outputs selective checkpointing keeps has another all-to-all than eager
+    programs call, so selective checkpointing exchanges again, too.
+    """
+    shape = layout.setting.shape
+    element = 2.0 if layout.setting.precision == "bf16" else 4.0
+    on = (layout.ep > 1)[:, None] * layout.micro_batches[:, None] * ranks.layers * shape.moe_share
+    again = 1.0 * _kind(layout, "full", "selective")[:, None]
+    routed = (element * layout.tokens / layout.tp * shape.experts_active * shape.hidden)[:, None]
+    size = (4.0 + 2.0 * again) * routed + (1.0 + again) * 8.0 * shape.experts
+    return Executed("expert", "all_to_all", on * (5.0 + 3.0 * again), on * size)
 
 
 def _pipeline(layout: Layout, ranks: Ranks) -> Executed:

@@ -71,6 +71,15 @@ class Habits:
     head_gradient: np.ndarray
     """Bytes per head parameter of its gradient, collected in fp32 over the loss's pieces."""
 
+    missing: np.ndarray
+    """The part of ``late`` that is not there while the last block runs backward: sharded gradients of a pipeline."""
+
+    own_missing: np.ndarray
+    """The same per parameter of that block and the embedding, whose gradients are only being made."""
+
+    second: np.ndarray
+    """Whether the peak may be at the last block but one, since every block's gradients are reduced by themselves."""
+
     def single(self) -> Habits:
         """The same in single precision."""
         arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -107,6 +116,9 @@ def habits_of(layout: Layout, account: Account) -> Habits:
             np.zeros(n),
             np.zeros(n),
             np.full(n, 2.0),
+            np.zeros(n),
+            np.zeros(n),
+            no,
         )
     pipelined, accumulating = layout.pp > 1, layout.micro_batches > 1
     reshard = layout.pool["reshard_after_forward"]
@@ -129,7 +141,10 @@ def habits_of(layout: Layout, account: Account) -> Habits:
         repeated = np.where(pipelined & accumulating, account.reduce_bytes, 0.0)
         result = account.gradient_bytes / shards[1]
         head_gradient = np.where(pipelined, 0.0, account.gradient_bytes)
+        missing = np.where(whole, gradients, 0.0)
+        own_missing = np.where(accumulating, 0.0, gradients) * ~whole
     else:
+        missing = own_missing = np.zeros(n)
         reduced = repeated = result = own_head = np.zeros(n)
         head_gradient = np.full(n, 2.0)
     return Habits(
@@ -149,4 +164,7 @@ def habits_of(layout: Layout, account: Account) -> Habits:
         repeated,
         own_head,
         head_gradient,
+        missing,
+        own_missing,
+        ~whole & ~keeps & account.keeps_boundaries,
     )

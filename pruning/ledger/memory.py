@@ -110,6 +110,9 @@ class RankParts:
     inner: np.ndarray
     """Recomputed set and inner gradients of one block running backward, shape (n,)."""
 
+    after_experts: np.ndarray
+    """What is left of them once the gradients of its experts' weights are there, shape (n,)."""
+
     outside: np.ndarray
     """Context and communicators, shape (n,)."""
 
@@ -159,6 +162,7 @@ def rank_parts(layout: Layout, ranks: Ranks, flow: Flow, account: Account, coeff
         else np.ones(len(layout), dtype=np.float32),
         delayed=delayed.astype(np.float32),
         inner=(factor * (kept_set.again + kept_set.transient)).astype(np.float32),
+        after_experts=(factor * kept_set.after_experts).astype(np.float32),
         outside=coefficients.value("fixed_bytes") + groups,
         activations=kept * flow.inflight.max(axis=1, initial=0.0),
     )
@@ -241,10 +245,14 @@ def peak_memory(
     in_reduction = habits.reduced * parts.head + 2 * per_logit * pieces
     tail = np.maximum(in_loss, in_reduction) + habits.head_gradient * parts.head + parts.tail_tensors
     logits = ranks.last * tail[:, None]
-    reduced = ranks.last * (habits.reduced * parts.head)[:, None]
+    # Without a pipeline the last norm's backward pass, before any block's, ends the reduction of the head's gradient.
+    reduced = ranks.last * (habits.reduced * parts.head * (layout.pp > 1).astype(np.float32))[:, None]
     loss_side = logits + gathered_head
     # Inner gradients while products run backward, or all gradients of the block at its end.
-    working = np.maximum(parts.inner[:, None], own * one)
+    complete = own * one
+    if layout.setting.shape.is_moe:
+        complete = complete + parts.after_experts[:, None] * (own > 0)
+    working = np.maximum(parts.inner[:, None], complete)
     # By then the block that ran before has given its activations back.
     reducing_first = np.maximum(before * one - parts.kept[:, None], reduced)
     block_side = gathered_block + working + reducing_first + ranks.layers * (parts.delayed * parts.block)[:, None]
@@ -253,7 +261,18 @@ def peak_memory(
     embedding = ranks.first * parts.embedding[:, None]
     # The embedding is gathered beside the first block; a framework that keeps parameters whole gathers nothing.
     last_gather = np.where(keeps, double, 2 * (one + (habits.ahead > 0)[:, None] * embedding))
-    ending = np.maximum(working + before * one, (before + own) * embedding)
+    stored, mine = local, one
+    if layout.setting.shape.is_moe:
+        stored = local - ranks.layers * parts.spared[:, None]
+        mine = one - np.minimum(ranks.layers, habits.bucket[:, None]) * parts.spared[:, None]
+    running, embedded = working + before * one - habits.missing[:, None] * stored, (before + own) * embedding
+    # Without a pipeline, so on the first rank alone, gradients of that block and the embedding are not there yet; and
+    # the last block but one has a block gathered beside it rather than the embedding.
+    unreduced, more = habits.own_missing * (mine[:, 0] + embedding[:, 0]), habits.own_missing * mine[:, 0]
+    beside = np.maximum(gathered_block[:, 0] - last_gather[:, 0] + parts.kept - more, 0.0)
+    beside = np.where(habits.second & (ranks.layers[:, 0] > 1), beside, np.float32(0.0))
+    running[:, 0] += beside - unreduced
+    ending = np.maximum(running, embedded)
     late = habits.late[:, None] * local + last_gather + ending
     if layout.setting.shape.is_moe:
         spared = ranks.layers * parts.spared[:, None]
@@ -267,20 +286,27 @@ def peak_memory(
         ends = late > first
         at_loss = ~ends & (loss_side > block_side)
         gathered = np.where(ends, last_gather, np.where(at_loss, gathered_head, gathered_block))
-        reducing = np.where(ends, ending - working, block_side - gathered_block - working)
+        # While a block still runs at the end, some gradients are not there yet.
+        runs, only = ends & (running > embedded), np.arange(ends.shape[1]) == 0
+        second = runs & only & (beside > 0)[:, None]
+        gathered = np.where(second, gathered_block, gathered)
+        gone = np.where(runs, habits.missing[:, None] * stored + unreduced[:, None] * only, 0.0)
+        gone = gone + np.where(second, more[:, None], 0.0)
+        at_end = np.where(runs, before * one, embedded)
+        reducing = np.where(ends, at_end, block_side - gathered_block - working)
         params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
-        stored = local - ranks.layers * parts.spared[:, None]
-        complete = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
+        sharded = account.gradient_bytes * np.where(grads > 1, stored / grads, local)
         terms = {
             "parameters": account.parameter_bytes * np.where(params > 1, stored / params, local),
             "optimizer": account.optimizer_bytes * np.where(moments > 1, stored / moments, local),
-            "gradients": np.where(ends | habits.early_sharded[:, None], complete, 0.0) + np.where(ends, 0.0, result),
+            "gradients": np.where(ends | habits.early_sharded[:, None], sharded - gone, 0.0)
+            + np.where(ends, 0.0, result),
             "unsharded_parameters": gathered,
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
             + np.where(at_loss, 0.0, reducing),
             "optimizer_step": np.where(ends, account.step_bytes * local / moments, 0.0),
-            "activations": np.where(ends, 0.0, held),
-            "recompute": np.where(at_loss, 0.0, working + 0.0 * local),
+            "activations": np.where(ends, np.where(second, parts.kept[:, None], 0.0), held),
+            "recompute": np.where(at_loss | (ends & ~runs), 0.0, working + 0.0 * local),
             "logits": np.where(at_loss, logits, 0.0),
             "allocator": reserved - allocated,
             "communicators": parts.outside[:, None] - coefficients.value("fixed_bytes") + 0.0 * local,

@@ -177,7 +177,8 @@ def compute_time(layout: Layout, flow: Flow, account: Account, coefficients: Coe
     device = gemm + attention + elementwise + recompute
 
     tensor = block_tensor_traffic(layout, coefficients)
-    other = 0.5 * context_traffic(layout, coefficients).time_s + expert_traffic(layout, coefficients).time_s
+    exchanged = (1 + again.exchanges / 2) * expert_traffic(layout, coefficients).time_s
+    other = 0.5 * context_traffic(layout, coefficients).time_s + exchanged
     async_tp = 1 - 0.5 * layout.flag("async_tp")
     tensor_s = (1 + again.collectives / 8) * value("tensor_exposed") * async_tp * tensor.time_s + other
     sends_s = value("pipeline_exposed") * pipeline_traffic(layout, coefficients).time_s

@@ -38,6 +38,19 @@ def test_flop_collectives_and_memory_agree_on_small_cases() -> None:
                 assert abs(rank["allocated_difference_pct"]) < 7, row["label"]
 
 
+def test_experts_spread_over_ranks_agree_on_small_cases() -> None:
+    wanted = ("qwen3_moe_debug 8 layers, ep2 fsdp4 b1 ac=full", "qwen3_moe_debug 8 layers, tp2 ep4 fsdp2 b1 ac=none")
+    small = [case for case in cases() if case.name() in wanted]
+    assert len(small) == len(wanted)
+    with Session() as session:
+        for case in small:
+            row = compare_case(case, session)
+            assert row["error"] is None, row["error"]
+            (rank,) = row["ranks"]
+            assert rank["flop_equal"] and rank["collectives_equal"], rank["collectives_differ"]
+            assert abs(rank["allocated_difference_pct"]) < 5, row["label"]
+
+
 def test_a_difference_is_named() -> None:
     ledger = Counted(allocated_bytes=110, flop=1.0, collectives={("data", "all_gather"): (2, 100.0)})
     dry = Counted(allocated_bytes=100, flop=2.0, collectives={("data", "all_gather"): (3, 100.0)})

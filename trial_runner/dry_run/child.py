@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trial_runner.dry_run import patches
+from trial_runner.dry_run import routing
 from trial_runner.dry_run.fake import QuickFakeMode
 from trial_runner.dry_run.shorten import warm_up
 from trial_runner.dry_run.track import blocks_at_peak
@@ -46,6 +47,9 @@ def load(order: dict[str, Any]) -> Any:
         config.compile.enable = config.compile.enable_async_tensor_parallel = False
         # The buffers are as large in symmetric memory, but only NCCL can allocate them there.
         config.parallelism.enable_fsdp_symm_mem = False
+    elif config.parallelism.expert_parallel_degree > 1:
+        # Real routers deal tokens out in turn, so that real training does what a dry run assumes.
+        config.debug.moe_force_load_balance = True
     return config
 
 
@@ -164,7 +168,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         facts: dict[str, Any] = {"valid": True, **(block(order) if order.get("block") else run(order))}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        unknown = type(error).__module__ == "torch._subclasses.fake_tensor"
+        unknown = isinstance(error, routing.CannotRoute) or type(error).__module__ == "torch._subclasses.fake_tensor"
         facts = {"valid": False, "error": text, "unknown": unknown, "traceback": traceback.format_exc()[-4000:]}
     facts["elapsed_s"] = time.perf_counter() - started
     return facts

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trial_runner.dry_run import kernels
 from trial_runner.dry_run import patches
 
 
@@ -53,6 +54,7 @@ def block_sets(layer: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> d
         captured.append((graph, inputs))
         return graph
 
+    kernels.substitute_attention()
     with FakeTensorMode(allow_non_fake_inputs=True):
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)

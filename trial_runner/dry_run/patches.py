@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from trial_runner.dry_run import kernels
+from trial_runner.dry_run import routing
 from trial_runner.dry_run.track import local
 from trial_runner.dry_run.track import Tracker
 from trial_runner.rank import cpu
@@ -47,11 +48,12 @@ def keep_what_gpus_keep() -> None:
 
 
 def patch_torchtitan(order: dict[str, Any]) -> None:
-    """Mesh construction on real tensors, and pipeline stages with static shapes."""
+    """Mesh construction on real tensors, pipeline stages with static shapes, balanced routing of tokens to experts."""
     from torch.distributed.pipelining import schedules
     from torchtitan.distributed import parallel_dims
     from torchtitan.distributed import pipeline_parallel
 
+    routing.balance()
     dims = parallel_dims.ParallelDims
     for name in ("build_mesh", "get_optional_mesh", "get_mesh"):
         setattr(dims, name, outside_fake(getattr(dims, name)))
@@ -125,13 +127,14 @@ class Schedules:
 
 
 def _keep_attention_in_selective_checkpointing() -> None:
-    """SelectiveAC saves the output of CUDA's attention kernels; the CPU kernel of the same name is not on its list."""
+    """SelectiveAC saves the output of CUDA's attention kernels; those that stand for them are not on its list."""
     from torchtitan.distributed import activation_checkpoint
 
     original = activation_checkpoint._get_default_save_ops
 
     def save_ops() -> set[Any]:
-        return original() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+        cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        return original() | {cpu, torch.ops.dry_run.fused_attention.default}
 
     activation_checkpoint._get_default_save_ops = save_ops
 

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from search_space.candidate import Candidate
+from trial_runner.dry_run.routing import BALANCED
 from trial_runner.dry_run.session import Session
 from trial_runner.gang import free_port
 from trial_runner.recipe.base import BaseFunction
@@ -73,6 +74,9 @@ class DryRun:
     compiled: str | None = None
     """What was done about compiled blocks; None for an eager candidate."""
 
+    routing: str | None = None
+    """How tokens were assumed to be routed to experts; None where nothing hangs on it."""
+
     unknown: bool = False
     """Whether it failed for what fake tensors cannot do, which says nothing about the real program."""
 
@@ -116,7 +120,8 @@ def dry_run(
         found = _run(candidate, base, recipe, ranks, orders, timeout_s, used)
         if candidate.compile and found.valid:
             found = _compiled(found, candidate, base, recipe, timeout_s, used)
-        return found
+        spread = found.valid and base.shape.is_moe and candidate.expert_parallel > 1
+        return replace(found, routing=BALANCED) if spread else found
 
 
 def _compiled(

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from trial_runner.dry_run import kernels  # noqa: F401 (its operators are counted by name)
 from trial_runner.dry_run.fake import DEVICE
 
 
@@ -170,7 +171,7 @@ class Tracker(TorchDispatchMode):
             self.step.flop += flop_registry[packet](*args, **kwargs, out_val=out)
         elif packet in _GROUPED:
             self.step.flop += _grouped_flop(args)
-        elif packet in _CPU_ATTENTION:
+        elif packet in _ATTENTION:
             if isinstance(out, tuple) and len(out) == 2:
                 self.attention.add(self._see(out[0].untyped_storage()))
             self.step.flop += _attention_flop(packet, args)
@@ -188,11 +189,14 @@ class Tracker(TorchDispatchMode):
             row[1] += size
 
 
-_CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: 2.0,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: 5.0,
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (1.0, 1.0),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (3.0, 2.0),
+    torch.ops.dry_run.fused_attention: (1.0, 1.0),
+    torch.ops.dry_run.fused_attention_backward: (3.0, 2.0),
 }
-"""Matrix products of size s·s·d per head: two forward, five backward (scores are computed again)."""
+"""Matrix products of size s·s·d per head, d the width of queries and that of values: one of each forward, five
+backward (scores are computed again)."""
 
 
 _GROUPED = (torch.ops.aten._grouped_mm,)
@@ -207,10 +211,11 @@ def _grouped_flop(args: tuple[Any, ...]) -> float:
 
 
 def _attention_flop(packet: Any, args: tuple[Any, ...]) -> float:
-    query = args[1] if packet.__name__.endswith("backward") else args[0]
-    key = args[2] if packet.__name__.endswith("backward") else args[1]
+    query, key, value = args[1:4] if packet.__name__.endswith("backward") else args[:3]
     batch, heads, length, width = query.shape
-    return _CPU_ATTENTION[packet] * 2.0 * batch * heads * length * key.shape[2] * width
+    of_queries, of_values = _ATTENTION[packet]
+    products = of_queries * width + of_values * value.shape[3]
+    return 2.0 * batch * heads * length * key.shape[2] * products
 
 
 def _group(args: tuple[Any, ...]) -> tuple[str, int]:

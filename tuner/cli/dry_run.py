@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         "error": found.error,
         "unknown": found.unknown,
         "compiled": found.compiled,
+        "routing": found.routing,
         "ranks": [
             {
                 "pp_rank": rank.pp_rank,
@@ -176,6 +177,8 @@ def _show(facts: dict[str, Any]) -> None:
     console.print(table)
     if facts["compiled"]:
         console.print(f"compiled: {facts['compiled']}", markup=False)
+    if facts["routing"]:
+        console.print(f"routing: {facts['routing']}", markup=False)
     if "allowance" in facts:
         for shown, row in zip(facts["ranks"], facts["allowance"]["ranks"]):
             low, high = row["reserved_gib_interval"]

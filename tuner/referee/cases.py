@@ -66,6 +66,31 @@ def _layouts(pipeline: int, tensor: tuple[int, ...], shard: int, experts: bool) 
             yield stages | {"tensor_parallel": tensor[-1]} | INTERLEAVED, 2 * pipeline
 
 
+def _expert_layouts(pipeline: int, shard: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """(knobs, micro-batches) of a mixture of experts: spread over data-parallel ranks, over tensor-parallel ones too,
+    or sliced by those without being spread."""
+    half = {"tensor_parallel": 2, "data_parallel_shard": shard // 2}
+    for kind in KINDS:
+        for degree in (2, 4, 8):
+            if degree <= shard:
+                yield {"expert_parallel": degree, "data_parallel_shard": shard, **kind}, 1
+        yield half | {"expert_parallel": shard // 2, **kind}, 1
+        yield half | kind, 1
+    most = {"expert_parallel": shard, "data_parallel_shard": shard}
+    yield half | {"expert_parallel": shard}, 1
+    yield most | {"micro_batch": 2, "activation_checkpoint": "selective"}, 2
+    yield most | {"reshard_after_forward": "never"}, 2
+    copies = {"data_parallel_shard": shard // 2, "data_parallel_replicate": 2}
+    yield copies | {"expert_parallel": 2, "activation_checkpoint": "full"}, 1
+    yield copies | {"expert_parallel": shard // 2}, 1
+    stages = {"pipeline_parallel": pipeline, "expert_parallel": 4, "data_parallel_shard": shard}
+    yield stages, 2 * pipeline
+    yield stages | {"activation_checkpoint": "full"}, 2 * pipeline
+    yield stages | INTERLEAVED | {"activation_checkpoint": "selective"}, 2 * pipeline
+    yield stages | {"schedule": "ZBVZeroBubble", "virtual_stages": 2}, 2 * pipeline
+    yield stages | half | {"activation_checkpoint": "full"}, 2 * pipeline
+
+
 MODELS: tuple[tuple[str, int, int, int, tuple[int, ...], int], ...] = (
     # model, layers kept, sequence, pipeline ranks, tensor-parallel degrees, shard ranks
     ("llama3:llama3_debugmodel", 6, 2048, 2, (2,), 4),
@@ -75,14 +100,31 @@ MODELS: tuple[tuple[str, int, int, int, tuple[int, ...], int], ...] = (
     ("qwen3:qwen3_30b_a3b", 4, 4096, 2, (), 8),
 )
 
+EXPERTS: tuple[tuple[str, int, int, int, int], ...] = (
+    # model, layers kept, sequence, pipeline ranks, shard ranks
+    ("qwen3:qwen3_moe_debug", 8, 2048, 2, 4),
+    ("qwen3:qwen3_30b_a3b", 4, 4096, 2, 8),
+)
+
 
 def cases() -> list[Case]:
     """Every case, smaller models first."""
-    found = []
-    for model, layers, seq_len, pipeline, tensor, shard in MODELS:
-        for knobs, micro_batches in _layouts(pipeline, tensor, shard, not tensor):
-            candidate = canonical(Candidate(**knobs))
-            found.append(
-                Case(model=model, layers=layers, seq_len=seq_len, micro_batches=micro_batches, candidate=candidate)
-            )
-    return found
+    listed = [
+        (model, layers, seq_len, _layouts(pipeline, tensor, shard, not tensor))
+        for model, layers, seq_len, pipeline, tensor, shard in MODELS
+    ]
+    listed += [
+        (model, layers, seq_len, _expert_layouts(pipeline, shard))
+        for model, layers, seq_len, pipeline, shard in EXPERTS
+    ]
+    return [
+        Case(
+            model=model,
+            layers=layers,
+            seq_len=seq_len,
+            micro_batches=micro_batches,
+            candidate=canonical(Candidate(**knobs)),
+        )
+        for model, layers, seq_len, layouts in listed
+        for knobs, micro_batches in layouts
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from dataclasses import replace
 import time
 from typing import Any
 
@@ -40,11 +41,23 @@ OPERATIONS = {
     "allreduce": "all_reduce",
     "all_reduce": "all_reduce",
     "send": "send",
+    "alltoall": "all_to_all",
 }
 """Operations as PyTorch names them, and the ledger's primitives."""
 
-DIMENSIONS = {"tp": "tensor", "dp_shard": "data", "default_pg": "data", "dp_replicate": "replicate", "pp": "pipeline"}
-"""Mesh dimensions as torchtitan names them, and the ledger's."""
+DIMENSIONS = {
+    "tp": "tensor",
+    "dp_shard": "data",
+    "default_pg": "data",
+    "efsdp": "expert_data",
+    "dp_replicate": "replicate",
+    "pp": "pipeline",
+    "ep": "expert",
+}
+"""Mesh dimensions as torchtitan names them, and the ledger's. ``default_pg`` is whichever spans all devices."""
+
+EXPERTS_ONLY = "all_to_all"
+"""Only experts exchange tokens, over a group that may span all devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +76,9 @@ class Counted:
 
 def ledger_counts(candidate: Candidate, setting: Setting) -> list[Counted]:
     """Every pipeline rank by the ledger."""
-    pool, account = Pool.from_candidates([candidate]), find_account(setting.framework)
+    pool = Pool.from_candidates([candidate])
+    # A dry run routes tokens evenly; the ledger otherwise counts on a fullest rank.
+    account = replace(find_account(setting.framework), expert_imbalance=1.0)
     layout = layout_of(pool, setting)
     ranks = ranks_of(layout, account.balances_head)
     memory = memory_of(layout, ranks, flow_of(layout, ranks), account, prior(setting))
@@ -85,15 +100,18 @@ def ledger_counts(candidate: Candidate, setting: Setting) -> list[Counted]:
 def dry_counts(facts: RankFacts) -> Counted:
     """One pipeline rank by the dry run, in the ledger's words.
 
-    Payload is the whole buffer: of what a gather or scatter takes in and gives out, g/(g+1) parts for g ranks.
-    Receives are the other side of sends.
+    Payload is the whole buffer: of what a gather or scatter takes in and gives out, g/(g+1) parts for g ranks, and
+    half of what an exchange does. Receives are the other side of sends.
     """
     calls: dict[tuple[str, str], tuple[int, float]] = {}
     for row in facts.collectives:
         primitive, dimension = OPERATIONS.get(row["operation"]), DIMENSIONS.get(row["group"])
+        if primitive == EXPERTS_ONLY:
+            dimension = "expert"
         if primitive is None or dimension is None or (dimension, primitive) == ("data", "all_reduce"):
             continue
         share = row["ranks"] / (row["ranks"] + 1) if primitive in ("all_gather", "reduce_scatter") else 1.0
+        share = 0.5 if primitive == EXPERTS_ONLY else share
         count, size = calls.get((dimension, primitive), (0, 0.0))
         calls[dimension, primitive] = count + row["count"], size + share * row["bytes"]
     return Counted(allocated_bytes=facts.peak_allocated_bytes, flop=facts.flop, collectives=calls)

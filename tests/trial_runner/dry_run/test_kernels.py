@@ -18,6 +18,8 @@ import torch.nn.functional as functional
 from search_space.candidate import Candidate
 from trial_runner.dry_run import dry_run
 from trial_runner.dry_run import Session
+from trial_runner.dry_run import with_layers
+from trial_runner.dry_run.kernels import fused_attention
 from trial_runner.dry_run.kernels import FusedRMSNorm
 from trial_runner.recipe.base import describe
 from trial_runner.recipe.config_file import Recipe
@@ -78,6 +80,44 @@ def test_flex_attention_keeps_one_number_a_row_more_than_flash_attention() -> No
     for entry in ours:
         more.remove(entry)
     assert more == [((2, 4, 256), torch.float32)]
+
+
+def test_latent_attention_keeps_what_flex_attention_keeps_but_one_number_a_row() -> None:
+    """Values narrower than queries: no CPU kernel but the one that holds all scores would take them."""
+
+    def narrow(device: str) -> list[torch.Tensor]:
+        widths = (192, 192, 128)
+        return [torch.empty((2, 4, 256, w), dtype=torch.bfloat16, device=device, requires_grad=True) for w in widths]
+
+    with FakeTensorMode():
+        q, k, v = narrow("meta")
+        mask = flex._create_empty_block_mask(q, k).as_tuple()
+        real = saved_by(lambda: flex_attention(q, k, v, flex._identity, mask, 0.125, {}, (), ()))
+        q, k, v = narrow("cpu")
+        ours = saved_by(lambda: fused_attention(q, k, v))
+    more = [entry for entry in real if entry[1] != torch.int32]
+    for entry in ours:
+        more.remove(entry)
+    assert more == [((2, 4, 256), torch.float32)]
+
+
+def test_latent_attention_holds_no_scores() -> None:
+    """DeepSeek's debug model: less than the scores of one block is held, and FLOP are those of the two widths: one
+    product by each of them forward, three by queries' and two by values' backward."""
+    base = with_layers(describe("deepseek_v3:deepseek_v3_debugmodel"), 2)
+    shape = base.shape
+    flop = []
+    with Session() as session:
+        for seq_len in (2048, 4096):
+            recipe = Recipe(seq_len=seq_len, global_batch_seqs=1, precision="bf16")
+            found = dry_run(Candidate(), base, recipe, session=session)
+            assert found.valid, found.error
+            flop.append(found.ranks[0].flop)
+    scores = shape.heads * 4096**2 * 2
+    assert found.ranks[0].by_kind_bytes["activations"] < scores
+    # Products grow with tokens, attention with their square: f(4096) - 2·f(2048) is half of attention's at 4096.
+    queries, values = shape.query_width, shape.value_width
+    assert flop[1] - 2 * flop[0] == pytest.approx(0.5 * 2 * 2 * 4096**2 * (4 * queries + 3 * values))
 
 
 def test_selective_checkpointing_keeps_attention_and_recomputes_every_second_product() -> None:
