@@ -23,6 +23,7 @@ from pruning.probed import Probed
 from pruning.probed import with_probe
 from search_space.errors import UserError
 from search_space.setting import Setting
+from tests.e2e.conftest import raylets
 from trial_runner.probe import DeviceFigures
 from trial_runner.probe import node_figures
 from trial_runner.probe import NodeFigures
@@ -34,7 +35,10 @@ from trial_runner.probe.figures import SUSPECT
 from trial_runner.probe.figures import suspects_of
 from tuner.budget import Meter
 from tuner.cli import main
+from tuner.cluster.session import join
+from tuner.probing.cluster import able_nodes
 from tuner.probing.cluster import ClusterProbe
+from tuner.probing.cluster import probe_cluster
 from tuner.probing.node import document
 from tuner.probing.node import order_for
 from tuner.probing.node import probed_of
@@ -193,7 +197,7 @@ def start(tmp_path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch, lef
     )
     node = NodeFigures(node="n", devices=[figures(0, 0.04), figures(1, 0.02)], suspects=[], elapsed_s=1.0)
     node = replace(node, suspects=suspects_of([node.devices])[0])
-    monkeypatch.setattr("tuner.probing.start.probe_node", facts.get("probing", lambda *args: node))
+    monkeypatch.setattr("tuner.probing.start.probe_node", facts.get("probing", lambda *args, **more: node))
     nodes = [SimpleNamespace(devices=count) for count in facts.get("nodes", ())]
     session: Any = SimpleNamespace(local=not nodes, nodes=lambda: nodes)
     probe_at_start(state, session)
@@ -242,7 +246,7 @@ def test_the_verb_prints_the_contracts_keys(capsys: pytest.CaptureFixture[str], 
 def test_a_probe_that_fails_is_charged_in_the_journal(
     tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*args: Any) -> Any:
+    def fails(*args: Any, **more: Any) -> Any:
         raise UserError("rank 1 left with code 1")
 
     state = start(tmp_path, cpu_setting, monkeypatch, probing=fails)
@@ -275,3 +279,28 @@ def test_every_node_of_a_cluster_is_probed_unless_that_is_too_dear(
     assert state.meter.spent == pytest.approx(6.0 * asked)
     if asked:
         assert describe(events[0])[0].startswith(f"probe: {2 * asked} devices")
+
+
+@pytest.mark.e2e
+def test_a_gang_that_fails_costs_what_it_held_and_frees_its_nodes(
+    tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = replace(cpu_setting, devices_per_node=1)
+    order = order_for(setting, "cpu", 0.5)
+    with raylets(2) as cluster, join("cpu", 1, cluster.address) as session:
+        assert able_nodes(session, 1) == 2 and able_nodes(session, 2) == 0
+        said = {"no_such_program": "No module named no_such_program", "json.tool": "rank 0 ended without figures"}
+        for program, why in said.items():
+            monkeypatch.setattr("tuner.probing.cluster.PROGRAM", program)
+            probed = probe_cluster(session, order, 2, tmp_path / program / "ranks", 60)
+            assert not probed.nodes and why in probed.failed and probed.device_s > 0
+        monkeypatch.undo()
+        interrupted = probe_cluster(session, order, 2, tmp_path / "interrupted" / "ranks", 60, lambda: True)
+        assert interrupted.failed.startswith("interrupted") and not interrupted.nodes
+        waited = probe_cluster(session, order, 3, tmp_path / "waited" / "ranks", 1.0)
+        assert "were not free within 1 s" in waited.failed and waited.device_s == 0
+        # Nothing of all that is still held.
+        good = probe_cluster(session, order, 2, tmp_path / "good" / "ranks", 60)
+        assert [len(node.devices) for node in good.nodes] == [1, 1] and not good.failed
+        assert len({node.node for node in good.nodes}) == 2
+        probed_of(good.nodes)

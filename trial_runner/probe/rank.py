@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from trial_runner.probe.figures import DeviceFigures
 from trial_runner.probe.figures import MARK
@@ -70,14 +71,8 @@ class Probe:
     def _groups(self, width: int) -> tuple[Any, Any]:
         """The group of this node's ranks and that of the ranks at this place of every node; None: of one rank."""
         nodes = self._size // width
-        every = [list(range(node * width, (node + 1) * width)) for node in range(nodes)]
-        rails = [list(range(place, self._size, width)) for place in range(width)]
-        mine: list[Any] = []
-        for groups in (every, rails):
-            # Every rank takes part in the making of every group.
-            made = {tuple(ranks): dist.new_group(ranks) for ranks in groups if len(ranks) > 1}
-            mine.append(next((group for ranks, group in made.items() if self._rank in ranks), None))
-        return mine[0], mine[1]
+        mesh = init_device_mesh(self._device.type, (nodes, width), mesh_dim_names=("node", "place"))
+        return mesh.get_group("place") if width > 1 else None, mesh.get_group("node") if nodes > 1 else None
 
     def _bytes(self, count: int) -> torch.Tensor:
         return torch.ones(count, dtype=torch.uint8, device=self._device)

@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     """Declare the verb."""
     parser = subparsers.add_parser("probe", help="measure matrix products, memory and links; name what lags")
     parser.add_argument("job", nargs="?", metavar="JOB.toml", help="job file (default: the shipped example)")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="how long to measure (default 20)")
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="how long to measure (default 30)")
     parser.add_argument(
         "--address", help="address of a running Ray cluster, or auto: probe its nodes (default: this machine)"
     )

@@ -62,7 +62,7 @@ def probe_cluster(
         nodes: how many nodes (count).
         folder: where its ranks' logs go; every node sees it under this path.
         wait_s: longest wait for the nodes to be free, seconds; nothing is charged meanwhile.
-        interrupted: asked while waiting.
+        interrupted: asked all the while; a probe that was interrupted has no figures.
     """
     folder.mkdir(parents=True, exist_ok=True)
     width = order.ranks_per_node
@@ -90,7 +90,7 @@ def probe_cluster(
                 if interrupted():
                     raise UserError("interrupted while waiting for devices")
                 raise UserError(f"{nodes} nodes with {width} devices were not free within {wait_s:g} s")
-            devices = read_figures(_run(gang, folder, START_S + order.seconds, shape.world_size).splitlines())
+            devices = read_figures(_run(gang, folder, START_S + order.seconds, interrupted).splitlines())
             names = [addresses.get(node_id, f"node {i}") for i, node_id in enumerate(gang.node_ids)]
             if len(set(names)) != nodes:
                 # Nodes of one address (several on one machine) are told apart by their place.
@@ -109,17 +109,19 @@ def _released(gang: PlacedGang) -> Iterator[None]:
         gang.release()
 
 
-def _run(gang: PlacedGang, folder: Path, patience_s: float, ranks: int) -> str:
+def _run(gang: PlacedGang, folder: Path, patience_s: float, interrupted: Callable[[], bool]) -> str:
     """What rank 0 printed.
 
     Raises:
-        UserError: a rank failed, or they did not end in time.
+        UserError: a rank failed, they did not end in time, or they were interrupted.
     """
     gang.start(patience_s)
     while (end := gang.poll()) is None:
+        if interrupted():
+            raise UserError("interrupted")
         time.sleep(0.2)
     if end.ended != "done":
         first = min((rank for rank, code in end.exit_codes.items() if code), default=0)
-        said = end.text or log_tail(folder, min(first, ranks - 1)).strip()[-400:]
+        said = end.text or log_tail(folder, first).strip()[-400:]
         raise UserError(f"rank {first} ({end.ended}): {said or 'no word'}")
     return rank_log(folder, 0).read_text(errors="replace")

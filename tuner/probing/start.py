@@ -8,11 +8,13 @@ from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
 from pruning.probed import with_probe
 from search_space.errors import UserError
+from trial_runner.gang import KILL_GRACE_S
 from trial_runner.probe import probe_node
 from tuner.cluster.session import ClusterSession
 from tuner.probing.cluster import able_nodes
 from tuner.probing.cluster import ClusterProbe
 from tuner.probing.cluster import probe_cluster
+from tuner.probing.cluster import START_S
 from tuner.probing.node import order_for
 from tuner.probing.node import probed_of
 from tuner.probing.node import suspect_text
@@ -24,8 +26,8 @@ from tuner.study.transfer import read_transfer
 SECONDS = {"cpu": 2.0, "gpu": 20.0}
 """How long a study's probe measures, seconds."""
 
-ALLOWANCE_S = 60.0
-"""Wall time that must be left in the budget beside it, for its start-up."""
+ALLOWANCE_S = START_S + 2 * KILL_GRACE_S
+"""Wall time that must be left in the budget beside it: its start-up, and the end of one that hangs."""
 
 SHARE = 0.05
 """Of the budget that is left, the most that a probe is worth."""
@@ -83,7 +85,7 @@ def _probe(state: StudyState, session: ClusterSession, nodes: int, seconds: floa
         return probe_cluster(session, order, nodes, folder, PLACE_S, lambda: state.stop_asked)
     began = time.perf_counter()
     try:
-        found, failed = [probe_node(order)], ""
+        found, failed = [probe_node(order, timeout_s=START_S)], ""
     except UserError as error:
         found, failed = [], str(error)
     return ClusterProbe(nodes=found, device_s=order.ranks_per_node * (time.perf_counter() - began), failed=failed)
