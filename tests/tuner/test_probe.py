@@ -268,7 +268,8 @@ def test_every_node_of_a_cluster_is_probed_unless_that_is_too_dear(
     def found(session: Any, order: Any, nodes: int, *rest: Any) -> ClusterProbe:
         counts.append(nodes)
         devices = [figures(rank, 0.04, exchange=0.5) for rank in range(2)] * nodes
-        return ClusterProbe(nodes=node_figures(devices, [f"n{i}" for i in range(nodes)], 3.0), device_s=6.0 * nodes)
+        names = [f"n{i}" for i in range(nodes)]
+        return ClusterProbe(nodes=node_figures(devices, names, 3.0), device_s=6.0 * nodes, node_ids=names)
 
     monkeypatch.setattr("tuner.probing.start.probe_cluster", found)
     monkeypatch.setattr("tuner.probing.start.ALLOWANCE_S", 8.0)
@@ -279,6 +280,57 @@ def test_every_node_of_a_cluster_is_probed_unless_that_is_too_dear(
     assert state.meter.spent == pytest.approx(6.0 * asked)
     if asked:
         assert describe(events[0])[0].startswith(f"probe: {2 * asked} devices")
+
+
+class FakeNodes:
+    """A cluster whose nodes can be put out of use."""
+
+    local = False
+
+    def __init__(self, count: int) -> None:
+        self.left = {f"id{i}": f"10.0.0.{i}" for i in range(count)}
+
+    def nodes(self) -> list[Any]:
+        return [SimpleNamespace(devices=2, node_id=name, address=at) for name, at in self.left.items()]
+
+    def quarantine(self, node_id: str) -> Any:
+        address = self.left.pop(node_id, None)
+        return SimpleNamespace(node_id=node_id, address=address) if address else None
+
+
+@given(
+    shares=st.lists(st.sampled_from([1.0, 0.9, 0.5, 0.3]), min_size=3, max_size=6),
+    needed=st.integers(1, 3),
+    busy=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_nodes_that_lag_are_put_out_of_use_while_enough_are_left(shares: list[float], needed: int, busy: bool) -> None:
+    """By whatever it learned in an earlier session too; the slowest first, and never so many that no trial fits."""
+    from tuner.probing.start import _leave_out
+
+    rates = [0.04 * share for share in shares]
+    middle = sorted(rates)[len(rates) // 2]
+    suspects = [
+        {"node": f"n{i}", "node_id": f"id{i}", "rank": 0, "what": "matrix products", "value": rate, "median": middle}
+        | {"others_share": 0.5 if busy else 0.0}
+        for i, rate in enumerate(rates)
+        if rate < SUSPECT * middle
+    ]
+    said: list[dict[str, Any]] = []
+    setting = SimpleNamespace(devices_per_node=2, nodes=needed)
+    state: Any = SimpleNamespace(
+        plan=SimpleNamespace(setting=setting, device="cpu"),
+        emit=lambda event, **facts: said.append({"event": event, **facts}),
+    )
+    session: Any = FakeNodes(len(shares))
+    _leave_out(state, session, suspects)
+    out = min(len(suspects), len(shares) - needed) if not busy else 0
+    assert [event["event"] for event in said] == ["quarantine"] * out and len(session.left) == len(shares) - out
+    gone = [suspect for suspect in suspects if suspect["node_id"] not in session.left]
+    kept = [suspect for suspect in suspects if suspect["node_id"] in session.left]
+    assert all(a["value"] <= b["value"] for a in gone for b in kept)
+    _leave_out(state, session, suspects)
+    assert len(said) == out, "put out of use twice"
 
 
 @pytest.mark.e2e

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 import time
 
@@ -36,6 +37,9 @@ class ClusterProbe:
 
     device_s: float
     """Devices held × wall time."""
+
+    node_ids: list[str] = field(default_factory=list)
+    """Ray's ids of those nodes, in their order; empty outside a cluster."""
 
     failed: str = ""
     """Why there are no figures."""
@@ -98,7 +102,7 @@ def probe_cluster(
             found = node_figures(devices, names, gang.wall_s)
         except UserError as error:
             failed = str(error)
-    return ClusterProbe(nodes=found, device_s=gang.device_s, failed=failed)
+    return ClusterProbe(nodes=found, device_s=gang.device_s, node_ids=gang.node_ids, failed=failed)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from pruning.coefficients import Coefficients
 from pruning.coefficients import prior
@@ -32,6 +33,9 @@ ALLOWANCE_S = START_S + 2 * KILL_GRACE_S
 SHARE = 0.05
 """Of the budget that is left, the most that a probe is worth."""
 
+BUSY = 0.1
+"""Share of a CPU node's cores in other hands from which its lag is not held against it."""
+
 PLACE_S = 60.0
 """Longest wait for the nodes to be free, seconds."""
 
@@ -47,6 +51,7 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
     earlier = [event for event in read_journal(state.folder.journal) if event["event"] == "probe"]
     if earlier:
         state.knowledge.start_from(Coefficients.from_json(earlier[-1]["coefficients"]))
+        _leave_out(state, session, earlier[-1]["suspects"])
         return
     plan = state.plan
     setting, seconds = plan.setting, SECONDS[plan.device]
@@ -70,12 +75,38 @@ def probe_at_start(state: StudyState, session: ClusterSession) -> None:
         return
     carried, _, _ = read_transfer(state.folder, setting)
     coefficients = with_probe(carried or prior(setting), setting, probed_of(probed.nodes))
-    suspects = [{"node": node.node, **suspect} for node in probed.nodes for suspect in node.suspects]
+    node_ids: list[str | None] = [*probed.node_ids] or [None] * len(probed.nodes)
+    suspects = [
+        {"node": node.node, "node_id": node_id, "others_share": node.others_share, **suspect}
+        for node, node_id in zip(probed.nodes, node_ids)
+        for suspect in node.suspects
+    ]
     figures = [node.to_json() for node in probed.nodes]
     state.emit("probe", device_s=charged, suspects=suspects, nodes=figures, coefficients=coefficients.to_json())
     state.knowledge.start_from(coefficients)
     for suspect in suspects:
         state.emit("warning", text=suspect_text(suspect["node"], suspect))
+    _leave_out(state, session, suspects)
+
+
+def _leave_out(state: StudyState, session: ClusterSession, suspects: list[dict[str, Any]]) -> None:
+    """Put nodes that lag out of use, the slowest first, as long as enough others are there for a trial.
+
+    A CPU node is spared when other work had its cores: what was slow then may be fast the next minute.
+    """
+    width = state.plan.setting.devices_per_node
+    for suspect in sorted(suspects, key=lambda suspect: suspect["value"] / suspect["median"]):
+        busy = state.plan.device == "cpu" and suspect.get("others_share", 0.0) > BUSY
+        if suspect.get("node_id") is None or busy or able_nodes(session, width) <= state.plan.setting.nodes:
+            continue
+        node = session.quarantine(suspect["node_id"])
+        if node is not None:
+            state.emit(
+                "quarantine",
+                node=node.address,
+                node_id=node.node_id,
+                text=suspect_text(suspect["node"], suspect),
+            )
 
 
 def _probe(state: StudyState, session: ClusterSession, nodes: int, seconds: float) -> ClusterProbe:
