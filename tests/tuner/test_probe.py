@@ -337,6 +337,8 @@ def test_nodes_that_lag_are_put_out_of_use_while_enough_are_left(shares: list[fl
 def test_a_gang_that_fails_costs_what_it_held_and_frees_its_nodes(
     tmp_path: Path, cpu_setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import ray
+
     setting = replace(cpu_setting, devices_per_node=1)
     order = order_for(setting, "cpu", 0.5)
     with raylets(2) as cluster, join("cpu", 1, cluster.address) as session:
@@ -351,6 +353,14 @@ def test_a_gang_that_fails_costs_what_it_held_and_frees_its_nodes(
         assert interrupted.failed.startswith("interrupted") and not interrupted.nodes
         waited = probe_cluster(session, order, 3, tmp_path / "waited" / "ranks", 1.0)
         assert "were not free within 1 s" in waited.failed and waited.device_s == 0
+
+        def silent(gang: Any, deadline_s: float) -> None:
+            raise ray.exceptions.GetTimeoutError("the node does not answer")
+
+        monkeypatch.setattr("tuner.cluster.placed_gang.PlacedGang.start", silent)
+        lost = probe_cluster(session, order, 2, tmp_path / "lost" / "ranks", 60)
+        assert lost.failed == "GetTimeoutError: the node does not answer" and lost.device_s > 0
+        monkeypatch.undo()
         # Nothing of all that is still held.
         good = probe_cluster(session, order, 2, tmp_path / "good" / "ranks", 60)
         assert [len(node.devices) for node in good.nodes] == [1, 1] and not good.failed

@@ -68,6 +68,8 @@ def probe_cluster(
         wait_s: longest wait for the nodes to be free, seconds; nothing is charged meanwhile.
         interrupted: asked all the while; a probe that was interrupted has no figures.
     """
+    import ray
+
     folder.mkdir(parents=True, exist_ok=True)
     width = order.ranks_per_node
     shape = GangShape(nodes=nodes, ranks_per_node=width, held_per_node=width)
@@ -102,6 +104,9 @@ def probe_cluster(
             found = node_figures(devices, names, gang.wall_s)
         except UserError as error:
             failed = str(error)
+        except ray.exceptions.RayError as error:
+            # A node that went away while its ranks were being started.
+            failed = f"{type(error).__name__}: {error}"
     return ClusterProbe(nodes=found, device_s=gang.device_s, node_ids=gang.node_ids, failed=failed)
 
 
