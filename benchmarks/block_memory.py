@@ -3,9 +3,9 @@
 Both sides run the same block of torchtitan (bf16, scaled-dot-product attention) several times and look at the last:
 what is kept between forward and backward, and the peak, both above what was held before (parameters, the input and the
 output's gradient). The peak of one block is about the same under every checkpointing, since its backward pass computes
-again what was not kept. The prediction is the dry
-run's own: fake tensors, its storage tracker, its rules of what CUDA kernels keep, and for a compiled block the saved
-set of the AOT partitioner. Without a CUDA device the measured column stays empty.
+again what was not kept. The prediction is the dry run's own: fake tensors, its storage tracker, its rules of what CUDA
+kernels keep, and for a compiled block the saved set of the AOT partitioner. Without a CUDA device the measured column
+stays empty.
 
     python benchmarks/block_memory.py [--model llama3:llama3_8b] [--seq-len 8192] [--json]
 """

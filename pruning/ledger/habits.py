@@ -77,7 +77,7 @@ class Habits:
     own_missing: np.ndarray
     """The same per parameter of that block and the embedding, whose gradients are only being made."""
 
-    second: np.ndarray
+    last_but_one: np.ndarray
     """Whether the peak may be at the last block but one, since every block's gradients are reduced by themselves."""
 
     def single(self) -> Habits:

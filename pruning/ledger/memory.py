@@ -270,7 +270,7 @@ def peak_memory(
     # the last block but one has a block gathered beside it rather than the embedding.
     unreduced, more = habits.own_missing * (mine[:, 0] + embedding[:, 0]), habits.own_missing * mine[:, 0]
     beside = np.maximum(gathered_block[:, 0] - last_gather[:, 0] + parts.kept - more, 0.0)
-    beside = np.where(habits.second & (ranks.layers[:, 0] > 1), beside, np.float32(0.0))
+    beside = np.where(habits.last_but_one & (ranks.layers[:, 0] > 1), beside, np.float32(0.0))
     running[:, 0] += beside - unreduced
     ending = np.maximum(running, embedded)
     late = habits.late[:, None] * local + last_gather + ending
@@ -288,10 +288,10 @@ def peak_memory(
         gathered = np.where(ends, last_gather, np.where(at_loss, gathered_head, gathered_block))
         # While a block still runs at the end, some gradients are not there yet.
         runs, only = ends & (running > embedded), np.arange(ends.shape[1]) == 0
-        second = runs & only & (beside > 0)[:, None]
-        gathered = np.where(second, gathered_block, gathered)
+        before_last = runs & only & (beside > 0)[:, None]
+        gathered = np.where(before_last, gathered_block, gathered)
         gone = np.where(runs, habits.missing[:, None] * stored + unreduced[:, None] * only, 0.0)
-        gone = gone + np.where(second, more[:, None], 0.0)
+        gone = gone + np.where(before_last, more[:, None], 0.0)
         at_end = np.where(runs, before * one, embedded)
         reducing = np.where(ends, at_end, block_side - gathered_block - working)
         params, grads, moments = (shard[:, None] for shard in shards_of(layout, account))
@@ -305,7 +305,7 @@ def peak_memory(
             "unsharded_gradients": habits.whole_gradients[:, None] * account.gradient_bytes * local
             + np.where(at_loss, 0.0, reducing),
             "optimizer_step": np.where(ends, account.step_bytes * local / moments, 0.0),
-            "activations": np.where(ends, np.where(second, parts.kept[:, None], 0.0), held),
+            "activations": np.where(ends, np.where(before_last, parts.kept[:, None], 0.0), held),
             "recompute": np.where(at_loss | (ends & ~runs), 0.0, working + 0.0 * local),
             "logits": np.where(at_loss, logits, 0.0),
             "allocator": reserved - allocated,

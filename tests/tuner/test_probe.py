@@ -31,8 +31,8 @@ from trial_runner.probe import probe_node
 from trial_runner.probe import shapes_of
 from trial_runner.probe.figures import MARK
 from trial_runner.probe.figures import read_figures
-from trial_runner.probe.figures import SUSPECT
-from trial_runner.probe.figures import suspects_of
+from trial_runner.probe.suspects import SUSPECT
+from trial_runner.probe.suspects import suspects_of
 from tuner.budget import Meter
 from tuner.cli import main
 from tuner.cluster.session import join

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from trial_runner.probe.figures import DeviceFigures
-from trial_runner.probe.figures import make_order
-from trial_runner.probe.figures import node_figures
 from trial_runner.probe.figures import NodeFigures
-from trial_runner.probe.figures import ProbeOrder
 from trial_runner.probe.figures import read_figures
-from trial_runner.probe.figures import shapes_of
+from trial_runner.probe.order import make_order
+from trial_runner.probe.order import ProbeOrder
+from trial_runner.probe.order import shapes_of
 from trial_runner.probe.run import probe_node
 from trial_runner.probe.run import PROGRAM
+from trial_runner.probe.suspects import node_figures
 
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from trial_runner.probe.figures import DeviceFigures
 from trial_runner.probe.figures import MARK
-from trial_runner.probe.figures import ORDER
+from trial_runner.probe.order import ORDER
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Probe:
     """This rank's parts, by the order.
 
     Args:
-        order: :class:`trial_runner.probe.figures.ProbeOrder` as data.
+        order: :class:`trial_runner.probe.order.ProbeOrder` as data.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ import time
 
 from search_space.errors import UserError
 from trial_runner.gang import free_port
-from trial_runner.probe.figures import node_figures
 from trial_runner.probe.figures import NodeFigures
-from trial_runner.probe.figures import ProbeOrder
 from trial_runner.probe.figures import read_figures
+from trial_runner.probe.order import ProbeOrder
+from trial_runner.probe.suspects import node_figures
 
 
 PROGRAM = "trial_runner.probe.rank"
