@@ -24,6 +24,7 @@ from pruning.probed import with_probe
 from search_space.errors import UserError
 from search_space.setting import Setting
 from tests.e2e.conftest import raylets
+from trial_runner.gang import free_port
 from trial_runner.probe import DeviceFigures
 from trial_runner.probe import node_figures
 from trial_runner.probe import NodeFigures
@@ -35,6 +36,7 @@ from trial_runner.probe.suspects import SUSPECT
 from trial_runner.probe.suspects import suspects_of
 from tuner.budget import Meter
 from tuner.cli import main
+from tuner.cluster.session import check_answers
 from tuner.cluster.session import join
 from tuner.probing.cluster import able_nodes
 from tuner.probing.cluster import ClusterProbe
@@ -366,3 +368,16 @@ def test_a_gang_that_fails_costs_what_it_held_and_frees_its_nodes(
         assert [len(node.devices) for node in good.nodes] == [1, 1] and not good.failed
         assert len({node.node for node in good.nodes}) == 2
         probed_of(good.nodes)
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray itself would try for more than a minute."""
+    address = f"127.0.0.1:{free_port()}"
+    assert main(["probe", "--address", address]) == 2
+    said = capsys.readouterr().err
+    assert f"Ray at '{address}' does not answer" in said and "ray start --head" in said
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "somewhere"])
+def test_an_address_without_a_port_is_left_to_ray(address: str) -> None:
+    check_answers(address)

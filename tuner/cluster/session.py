@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass
 import os
 from pathlib import Path
+import socket
 import tempfile
 import time
 from typing import Any
@@ -25,6 +26,10 @@ from tuner.cluster.slurm import wait_for_nodes
 
 SLOT = "tune_slot"
 """Custom Ray resource that stands for one CPU slot on a machine without a GPU."""
+
+
+ANSWER_S = 10.0
+"""Longest wait for a cluster's port to take a connection, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +234,7 @@ def join(
 def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
     common = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "ledgertune"}
     if address is not None:
+        check_answers(address)
         try:
             return ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -247,6 +253,24 @@ def _connect(ray: Any, device: str, slots: int, address: str | None) -> Any:
         _node_ip_address="127.0.0.1",
         **common,
     )
+
+
+def check_answers(address: str) -> None:
+    """Ask the port before Ray does, which tries for more than a minute and says little.
+
+    Raises:
+        UserError: nothing takes connections there.
+    """
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"Ray at {address!r} does not answer ({error}); name the host and port that `ray start --head` printed "
+            "(usually 6379), or auto for the cluster of this machine"
+        ) from None
 
 
 def check_token(environment: Mapping[str, str]) -> None:
